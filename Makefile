@@ -1,0 +1,48 @@
+# Needs make and a Python >= 3.11; everything else is installed into .venv, from hashed locks.
+# Another interpreter: PYTHON=python3.13 make test
+
+PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
+RUN := .venv/bin/python
+
+.PHONY: help setup demo test check bench soak docs freeze locks
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
+
+setup:  ## make .venv ready; instant when it is
+	@sh scripts/setup.sh "$(PYTHON)"
+
+demo: setup  ## train an agent synchronously, then decoupled, and compare the two
+	.venv/bin/forebay demo
+
+test: setup  ## run every test but the soak
+	$(RUN) -m pytest
+
+check: setup  ## format, lint, types, layers
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	.venv/bin/lint-imports
+
+bench: setup  ## measure how busy the learner is: one JSON object on stdout
+	@$(RUN) benchmarks/utilization.py --json --quick
+
+soak: setup  ## kill processes of a run at random moments, and account for every trajectory
+	$(RUN) tests/system/soak.py --kills 20
+
+docs: setup  ## build the documentation into site/
+	@$(RUN) -m uv pip install --quiet --python $(RUN) --require-hashes -r requirements/docs.txt
+	$(RUN) -m mkdocs build --strict --site-dir site
+
+freeze: setup  ## accept changed public names, commands and README excerpts
+	$(RUN) -m tests.house.surface
+
+LOCK = $(RUN) -m uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
+	--generate-hashes --no-emit-index-url --no-annotate --custom-compile-command "make locks"
+
+locks: setup  ## pin the newest versions that pyproject.toml allows
+	$(LOCK) --upgrade pyproject.toml --extra learner --extra dev -o requirements/dev.txt
+	$(LOCK) pyproject.toml --extra learner -c requirements/dev.txt -o requirements/run.txt
+	echo 'mkdocs-material>=9.6' | $(LOCK) --upgrade - -c requirements/dev.txt -o requirements/docs.txt
+	echo 'uv' | $(LOCK) --upgrade - -o requirements/bootstrap.txt

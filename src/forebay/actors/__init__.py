@@ -1,0 +1,1 @@
+"""Actors: asyncio loops that run episodes against environments and generators, without JAX."""

@@ -1,0 +1,1 @@
+"""Batching: settled groups become packed rows of a few fixed shapes."""

@@ -1,0 +1,1 @@
+"""Environments: what an agent acts in, their tasks and their delays."""

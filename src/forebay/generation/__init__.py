@@ -1,0 +1,1 @@
+"""Generation: token ids in; tokens, logprobs and version spans out."""

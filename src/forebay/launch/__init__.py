@@ -1,0 +1,1 @@
+"""Launch: start, watch and restart the processes of a run."""

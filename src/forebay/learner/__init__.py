@@ -1,0 +1,1 @@
+"""The learner: take, pack, record, step, publish, checkpoint."""

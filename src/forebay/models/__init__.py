@@ -1,0 +1,1 @@
+"""Models: decoder-only transformers as pure functions over a pytree."""

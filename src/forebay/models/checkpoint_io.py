@@ -1,0 +1,144 @@
+"""Model directories in the Hugging Face layout: `config.json` and one or several safetensors files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from forebay.errors import ModelError
+from forebay.models.config import CONFIG_FILE, ModelConfig, load_config
+from forebay.models.hf import from_hf_tensors, to_hf_tensors
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_DOWNLOAD_AGAIN = "Download or export the model again."
+
+
+def load_model(
+    directory: Path, *, num_real_tokens: int | None = None, dtype: DTypeLike = np.float32
+) -> tuple[ModelConfig, dict[str, Any]]:
+    """Read a Hugging Face model directory.
+
+    Args:
+        directory: Holds `config.json` and either `model.safetensors` or shards with an index.
+        num_real_tokens: Size of the tokenizer's vocabulary, where it is smaller than the model's.
+        dtype: Type of the returned arrays.
+
+    Returns:
+        The configuration and the parameter tree (NumPy).
+
+    Raises:
+        ModelError: Something is missing, damaged, contradictory or not supported; the message names it.
+    """
+    config = load_config(directory, num_real_tokens)
+    return config, from_hf_tensors(read_tensors(directory), config, dtype)
+
+
+def save_model(
+    directory: Path, config: ModelConfig, params: Mapping[str, Any], *, max_shard_bytes: int = 5 * 10**9
+) -> None:
+    """Write a Hugging Face model directory; it appears whole or not at all.
+
+    Args:
+        directory: Must not exist yet.
+        config: The model.
+        params: Its parameter tree.
+        max_shard_bytes: Tensors are split over several files with an index when they exceed this.
+
+    Raises:
+        ModelError: The directory exists already.
+    """
+    if directory.exists():
+        raise ModelError(f"model directory exists already: {directory}", remedy="Choose another directory.")
+    partial = directory.with_name(f"{directory.name}.partial-{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        write_tensors(partial, to_hf_tensors(params, config), max_shard_bytes)
+        text = json.dumps(config.to_hf(), indent=1)
+        (partial / CONFIG_FILE).write_text(text, encoding="utf-8")
+        partial.rename(directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_tensors(directory: Path, tensors: dict[str, np.ndarray], max_shard_bytes: int) -> None:
+    """Write tensors as one safetensors file, or as shards with an index when they exceed `max_shard_bytes`."""
+    shards = _split(tensors, max_shard_bytes)
+    if len(shards) == 1:
+        save_file(shards[0], directory / SINGLE_FILE, metadata={"format": "pt"})
+        return
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, directory / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, name)
+    total_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    (directory / INDEX_FILE).write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+
+def read_tensors(directory: Path) -> dict[str, np.ndarray]:
+    """Read every tensor of a model directory by its Hugging Face name.
+
+    Raises:
+        ModelError: A file is missing or damaged, or the index names a tensor that its file lacks.
+    """
+    index_path = directory / INDEX_FILE
+    if not index_path.is_file():
+        return _read_file(directory / SINGLE_FILE)
+    weight_map = _read_index(index_path)
+    tensors: dict[str, np.ndarray] = {}
+    for name in sorted(set(weight_map.values())):
+        tensors |= _read_file(directory / name)
+    missing = sorted(set(weight_map) - set(tensors))
+    if missing:
+        raise ModelError(
+            f"{index_path} names tensors that no file holds: {', '.join(missing[:6])}", remedy=_DOWNLOAD_AGAIN
+        )
+    return tensors
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        names = {str(key): str(value) for key, value in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} is not a safetensors index: {error}", remedy=_DOWNLOAD_AGAIN) from error
+    outside = sorted(name for name in set(names.values()) if Path(name).name != name)
+    if outside:
+        raise ModelError(f"{path} points outside its directory", got=outside[0], remedy=_DOWNLOAD_AGAIN)
+    return names
+
+
+def _read_file(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise ModelError(f"model weights not found: {path}", remedy=_DOWNLOAD_AGAIN)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}
+    except SafetensorError as error:
+        size_bytes = path.stat().st_size
+        raise ModelError(
+            f"damaged safetensors file {path}: {error}", got=f"{size_bytes} bytes", remedy=_DOWNLOAD_AGAIN
+        ) from error
+
+
+def _split(tensors: dict[str, np.ndarray], max_shard_bytes: int) -> list[dict[str, np.ndarray]]:
+    shards: list[dict[str, np.ndarray]] = [{}]
+    filled_bytes = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and filled_bytes + tensor.nbytes > max_shard_bytes:
+            shards.append({})
+            filled_bytes = 0
+        shards[-1][name] = tensor
+        filled_bytes += tensor.nbytes
+    return shards

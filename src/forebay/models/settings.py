@@ -1,0 +1,51 @@
+"""Settings of the forward pass and of the device mesh; no JAX is imported here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ComputeSettings(BaseModel):
+    """How the forward and backward passes are computed; none of it changes what is computed beyond rounding."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    compute_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Type of activations and matrix products; master weights stay float32."
+    )
+    remat: Literal["none", "dots", "full"] = Field(
+        "none",
+        description="What the backward pass recomputes: nothing, all but matrix products, or every block.",
+    )
+    attention: Literal["auto", "dense", "blockwise"] = Field(
+        "auto", description="auto uses blockwise for rows longer than attention_block_tokens."
+    )
+    attention_block_tokens: int = Field(512, ge=8, description="Tokens per block of blockwise attention.")
+    loss_chunk_tokens: int = Field(
+        1024, ge=8, description="Tokens whose logits exist at the same time while the loss is computed."
+    )
+    unroll_layers: bool = Field(
+        False, description="Write the blocks out instead of looping: faster steps, slower compilation."
+    )
+
+
+class MeshSettings(BaseModel):
+    """Sizes of the device mesh; their product is the number of devices."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: int = Field(1, ge=1, description="Copies of the parameters; each takes its share of the rows.")
+    fsdp: int = Field(1, ge=1, description="Shards of the parameters; each also takes its share of the rows.")
+    tensor: int = Field(1, ge=1, description="Shards of the heads, the feed-forward width and the vocabulary.")
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices that the mesh needs."""
+        return self.data * self.fsdp * self.tensor
+
+    @property
+    def row_multiple(self) -> int:
+        """Number that the rows of every bucket must be a multiple of."""
+        return self.data * self.fsdp

@@ -1,0 +1,65 @@
+"""PPO's clipped surrogate, against the policy that sampled. Legend: B rows, T tokens."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from forebay.objectives.ratios import log_ratio
+from forebay.objectives.shapes import same_shape
+from forebay.objectives.surrogate import PolicyTokens, SurrogateTerms
+
+
+def clipped_surrogate(
+    ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], *, clip_low: float, clip_high: float
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """Return `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)` and where the clip is the smaller one.
+
+    Args:
+        ratio: [B, T] float32, the ratio that carries the gradient.
+        advantages: [B, T] float32.
+        clip_low: How far below 1 a ratio may fall before lowering it further is not rewarded.
+        clip_high: How far above 1 a ratio may rise before raising it further is not rewarded.
+
+    Returns:
+        [B, T] float32 losses, and [B, T] bool, True where no gradient flows because of the clip.
+
+    References:
+        Schulman et al. 2017, Proximal Policy Optimization Algorithms, equation 7,
+        https://arxiv.org/abs/1707.06347; Yu et al. 2025, DAPO, equation 10 (two bounds),
+        https://arxiv.org/abs/2503.14476.
+    """
+    same_shape(ratio=ratio, advantages=advantages)
+    low, high = 1.0 - clip_low, 1.0 + clip_high
+    clipped = ((advantages > 0) & (ratio > high)) | ((advantages < 0) & (ratio < low))
+    bounded = jax.lax.stop_gradient(jnp.clip(ratio, low, high))
+    return -jnp.where(clipped, bounded, ratio) * advantages, clipped
+
+
+def ppo_clip(tokens: PolicyTokens, *, clip_low: float, clip_high: float) -> SurrogateTerms:
+    """Clip the ratio to the behavior policy: `r = exp(current - behavior)`.
+
+    Staleness moves r away from 1 before training starts, so stale tokens are clipped more.
+
+    Args:
+        tokens: The batch's tokens.
+        clip_low: Lower clip width.
+        clip_high: Upper clip width.
+
+    Returns:
+        The terms; the weight is the ratio itself.
+
+    References:
+        Schulman et al. 2017, Proximal Policy Optimization Algorithms, equation 7,
+        https://arxiv.org/abs/1707.06347.
+    """
+    ratio = jnp.exp(log_ratio(tokens.logprobs, tokens.behavior_logprobs))
+    loss, clipped = clipped_surrogate(ratio, tokens.advantages, clip_low=clip_low, clip_high=clip_high)
+    return SurrogateTerms(
+        loss=loss,
+        ratio=ratio,
+        weight=jax.lax.stop_gradient(ratio),
+        clipped=clipped,
+        capped=jnp.zeros_like(clipped),
+    )

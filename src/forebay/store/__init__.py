@@ -1,0 +1,1 @@
+"""The store: a durable buffer that loses nothing and repeats nothing."""

@@ -1,0 +1,1 @@
+"""Telemetry: spans, counters and metrics of a run."""

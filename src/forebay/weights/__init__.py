@@ -1,0 +1,1 @@
+"""Weights: versioned directories, published atomically."""
