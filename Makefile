@@ -23,7 +23,7 @@ check: setup  ## format, lint, types, layers
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
-	.venv/bin/lint-imports
+	.venv/bin/lint-imports --no-logo --cache-dir .cache/import_linter
 
 bench: setup  ## measure how busy the learner is: one JSON object on stdout
 	@$(RUN) benchmarks/utilization.py --json --quick
@@ -33,7 +33,7 @@ soak: setup  ## kill processes of a run at random moments, and account for every
 
 docs: setup  ## build the documentation into site/
 	@$(RUN) -m uv pip install --quiet --python $(RUN) --require-hashes -r requirements/docs.txt
-	$(RUN) -m mkdocs build --strict --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --site-dir site
 
 freeze: setup  ## accept changed public names, commands and README excerpts
 	$(RUN) -m tests.house.surface

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -40,7 +41,16 @@ def _configure_jax() -> None:
         os.environ.setdefault(variable, "false" if variable.startswith("TOKENIZERS") else "1")
 
 
+def _check_shapes() -> None:
+    """Check the shapes and dtypes of every call into a module that annotates them."""
+    package = ROOT / "src" / "forebay"
+    shaped = [path for path in package.rglob("*.py") if "from jaxtyping import" in path.read_text()]
+    names = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in shaped]
+    jaxtyping.install_import_hook(names, "beartype.beartype")
+
+
 _configure_jax()
+_check_shapes()
 
 settings.register_profile(
     "ci",

@@ -1,13 +1,13 @@
 """Staleness: how old a token may be, what may be dispatched, and which groups may be taken.
 
-Pure functions of values. Staleness is counted in policy versions: the version being differentiated minus the version
-that sampled the token. Versions are ordered by (incarnation, version); a version that an older incarnation made beyond
-the point where its successor forked off counts as the fork's version.
+Pure functions of values. Staleness is counted in policy versions: the version being differentiated minus the
+version that sampled the token. Versions are ordered by (incarnation, version); a version that an older
+incarnation made beyond the point where its successor forked off counts as the fork's version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal, Self
 
 import msgspec
@@ -30,21 +30,20 @@ class StalenessSettings(BaseModel):
     on_stale: OnStale = Field(
         "wait", description="wait for urgent groups, drop late ones, or mask their old tokens."
     )
-    credit: int | None = Field(None, ge=1, description="Batches in flight; default max_staleness + 1.")
+    credit: int | None = Field(
+        None,
+        ge=1,
+        description="Batches in flight; default (max_staleness + 1) // optimizer updates per batch.",
+    )
 
     @model_validator(mode="after")
     def _credit_can_be_trained(self) -> Self:
         if self.credit is not None and self.on_stale != "mask" and self.credit > self.max_staleness + 1:
             raise ValueError(
-                f"staleness.credit={self.credit} exceeds max_staleness + 1 = {self.max_staleness + 1}: the last batch "
-                f"in flight would always be too old. Lower credit or raise max_staleness."
+                f"staleness.credit={self.credit} exceeds max_staleness + 1 = {self.max_staleness + 1}: the last "
+                f"batch in flight would always be too old. Lower credit or raise max_staleness."
             )
         return self
-
-    @property
-    def batches_in_flight(self) -> int:
-        """Batches that may be outstanding at once."""
-        return self.credit if self.credit is not None else self.max_staleness + 1
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +61,8 @@ class OutstandingGroup(msgspec.Struct, frozen=True, kw_only=True):
         serial: Its place in the order of dispatch.
         environment: The environment of its task.
         settled: Whether it can be taken.
-        start: The oldest version that sampled, or may yet sample, one of its tokens; None if no member has begun.
+        start: The oldest version that sampled, or may yet sample, one of its tokens; None if no member has
+            begun.
         num_bytes: Bytes stored or reserved for it.
     """
 
@@ -138,8 +138,29 @@ def is_fresh(
     return staleness_of(version, now, forks) <= max_staleness
 
 
+def batches_in_flight(settings: StalenessSettings, updates_per_batch: int = 1) -> int:
+    """Return how many batches may be outstanding at once: the credit.
+
+    With U optimizer updates per batch and C batches in flight, the last update of the youngest batch
+    differentiates a version C * U - 1 newer than the one its groups began with. So C = floor((max_staleness +
+    1) / U), unless set.
+
+    Example:
+        >>> batches_in_flight(StalenessSettings(max_staleness=8)), batches_in_flight(StalenessSettings(), 4)
+        (9, 2)
+    """
+    if settings.credit is not None:
+        return settings.credit
+    return max(1, (settings.max_staleness + 1) // updates_per_batch)
+
+
 def dispatch_allowance(
-    settings: StalenessSettings, groups_per_batch: int, num_outstanding: int, groups_left: int | None = None
+    settings: StalenessSettings,
+    groups_per_batch: int,
+    num_outstanding: int,
+    groups_left: int | None = None,
+    *,
+    updates_per_batch: int = 1,
 ) -> int:
     """Return how many groups may be dispatched now.
 
@@ -150,32 +171,59 @@ def dispatch_allowance(
         groups_per_batch: Groups that one optimizer batch takes.
         num_outstanding: Groups dispatched whose step is not yet published.
         groups_left: Groups the run still has to consume, outstanding ones included; None for an endless run.
+        updates_per_batch: Optimizer updates made on one batch.
 
     Example:
         >>> dispatch_allowance(StalenessSettings(max_staleness=4), 32, 0)
         160
     """
-    limit = settings.batches_in_flight * groups_per_batch
+    limit = batches_in_flight(settings, updates_per_batch) * groups_per_batch
     if groups_left is not None:
         limit = min(limit, groups_left)
     return max(0, limit - num_outstanding)
 
 
-def check_updates_per_batch(settings: StalenessSettings, updates_per_batch: int) -> None:
-    """Refuse minibatches and epochs whose later updates would always be too stale.
+def check_updates_per_batch(
+    settings: StalenessSettings, updates_per_batch: int, *, publish_every: int = 1
+) -> None:
+    """Refuse rhythms of updating and publishing whose tokens would always be too stale, or never come.
 
-    The u-th update of a batch differentiates a version u steps newer than the first; a batch taken perfectly fresh
-    therefore reaches staleness `updates_per_batch - 1`.
+    The u-th update of a batch differentiates a version u steps newer than the first; a batch taken perfectly
+    fresh therefore reaches staleness `updates_per_batch - 1`. Credit is freed at publication, so that the
+    batches between two publications must all be in flight at once.
+
+    Args:
+        settings: The staleness rule.
+        updates_per_batch: Optimizer updates made on one batch: minibatches times epochs.
+        publish_every: Batches between published versions.
 
     Raises:
-        ConfigError: The last update could never train a token.
+        ConfigError: The last update could never train a token, the credit's youngest batch would always be
+            too old, or the learner would wait for groups that it has no credit to dispatch.
     """
-    if updates_per_batch - 1 > settings.max_staleness:
+    oldest = updates_per_batch - 1
+    if oldest > settings.max_staleness:
         raise ConfigError(
-            f"{updates_per_batch} optimizer updates per batch reach staleness {updates_per_batch - 1}",
+            f"{updates_per_batch} optimizer updates per batch reach staleness {oldest}",
             got=f"max_staleness={settings.max_staleness}",
-            limit=f"max_staleness >= {updates_per_batch - 1}",
-            remedy="Lower learner.minibatches or learner.epochs, or raise staleness.max_staleness.",
+            limit=f"max_staleness >= {oldest}",
+            remedy="Lower batching.minibatches or batching.epochs, or raise staleness.max_staleness.",
+        )
+    in_flight = batches_in_flight(settings, updates_per_batch)
+    oldest = in_flight * updates_per_batch - 1
+    if settings.on_stale != "mask" and oldest > settings.max_staleness:
+        raise ConfigError(
+            f"{in_flight} batches in flight of {updates_per_batch} updates each reach staleness {oldest}",
+            got=f"max_staleness={settings.max_staleness}",
+            limit=f"max_staleness >= {oldest}",
+            remedy="Lower staleness.credit or raise staleness.max_staleness.",
+        )
+    if publish_every > in_flight:
+        raise ConfigError(
+            "credit is freed when a version is published, so the learner could never fill the batches between two",
+            got=f"publish_every={publish_every}",
+            limit=f"{in_flight} batches in flight",
+            remedy="Lower learner.publish_every or raise staleness.max_staleness.",
         )
 
 
@@ -185,20 +233,27 @@ def choose_groups(
     settings: StalenessSettings,
     groups_per_batch: int,
     forks: Iterable[Fork] = (),
+    *,
+    updates_per_batch: int = 1,
 ) -> Choice:
     """Decide which settled groups make the next batch, which are too old, and whether to wait.
 
-    `wait` is stale-synchronous parallel: a batch is taken only while every outstanding group can still be consumed in
-    time. After the take, for the k-th remaining group (k from 0, in order of age, B groups a batch), its start version
-    plus max_staleness must be at least now + 1 + floor(k / B); else the learner waits for an unsettled one among those
-    that are in the way. Groups that have not begun will begin no earlier than `now`.
+    Oldest first. Under `wait` and `drop` a group is too old if the last update of the batch would
+    differentiate it beyond max_staleness: start + max_staleness < now + U - 1, with U updates per batch.
+
+    `wait` is stale-synchronous parallel: a batch is taken only while every group that it leaves behind can
+    still be consumed in time. After the take, for the k-th remaining group (k from 0, by age, B groups a
+    batch), its start + max_staleness must be at least now + U * (1 + floor(k / B)) + U - 1; else the learner
+    waits for the oldest running group that the take would overtake. A group that is too old wherever it waits
+    is not waited for. Groups that have not begun will begin no earlier than `now`.
 
     Args:
         outstanding: Groups not yet recorded.
-        now: The version that the batch will be differentiated at.
+        now: The version that the batch will be differentiated at first.
         settings: The staleness rule.
         groups_per_batch: B.
         forks: The start of each incarnation after the first.
+        updates_per_batch: U, optimizer updates made on one batch.
 
     Returns:
         The choice; `take` has exactly `groups_per_batch` groups or none.
@@ -207,47 +262,54 @@ def choose_groups(
         Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", 2013.
     """
     forks = tuple(forks)
-    bound = settings.max_staleness
+    # How much older than the version of the first update a group may be.
+    bound = settings.max_staleness - (updates_per_batch - 1)
 
-    def start_of(group: OutstandingGroup) -> int:
+    def slack_of(group: OutstandingGroup) -> int:
+        """Return how many versions later than now the group can still be taken."""
         if group.start is None:
-            return now.version
-        return min(now.version, effective_version(group.start, forks, now.incarnation))
+            return bound
+        return min(0, effective_version(group.start, forks, now.incarnation) - now.version) + bound
 
-    groups = sorted(outstanding, key=lambda group: (start_of(group), group.serial))
     stale: tuple[str, ...] = ()
-    if settings.on_stale != "mask":
-        too_old = {g.group_id for g in groups if start_of(g) + bound < now.version}
-        stale = tuple(g.group_id for g in groups if g.settled and g.group_id in too_old)
-        groups = [g for g in groups if g.group_id not in too_old]
+    if settings.on_stale == "mask":
+        groups = sorted(outstanding, key=lambda group: group.serial)
     else:
-        groups.sort(key=lambda group: group.serial)
-    take = [g for g in groups if g.settled][:groups_per_batch]
-    missing = groups_per_batch - len(take)
-    if missing:
-        return Choice(stale=stale, missing=missing)
+        by_age = sorted(outstanding, key=lambda group: (slack_of(group), group.serial))
+        groups = [g for g in by_age if slack_of(g) >= 0]
+        stale = tuple(g.group_id for g in by_age if g.settled and slack_of(g) < 0)
+    take = tuple(g.group_id for g in groups if g.settled)[:groups_per_batch]
+    if len(take) < groups_per_batch:
+        return Choice(stale=stale, missing=groups_per_batch - len(take))
     if settings.on_stale == "wait":
-        urgent = _urgent(
-            groups, {g.group_id for g in take}, start_of, now.version + 1 - bound, groups_per_batch
-        )
+        slacks = [(g, slack_of(g)) for g in groups[: _last_index(groups, take)]]
+        urgent = _urgent(slacks, groups_per_batch, updates_per_batch)
         if urgent is not None:
             return Choice(stale=stale, urgent=urgent)
-    return Choice(take=tuple(g.group_id for g in take), stale=stale)
+    return Choice(take=take, stale=stale)
+
+
+def _last_index(groups: list[OutstandingGroup], take: tuple[str, ...]) -> int:
+    return next(i for i, group in enumerate(groups) if group.group_id == take[-1])
 
 
 def _urgent(
-    groups: list[OutstandingGroup],
-    taken: set[str],
-    start_of: Callable[[OutstandingGroup], int],
-    first_allowed: int,
-    groups_per_batch: int,
+    older: list[tuple[OutstandingGroup, int]], groups_per_batch: int, updates_per_batch: int
 ) -> str | None:
-    """Return the first unsettled group whose delay would make itself or a later one too old, if any."""
-    unsettled: str | None = None
-    for k, group in enumerate(g for g in groups if g.group_id not in taken):
+    """Return the oldest running group of those that the take overtakes, if one of them would become too old.
+
+    Args:
+        older: Groups that are older than the youngest of the take, by age, and the versions that each can
+            wait.
+        groups_per_batch: Groups per batch.
+        updates_per_batch: Versions per batch.
+    """
+    running: str | None = None
+    # Those that are settled belong to the take. What is younger than the take comes no sooner by waiting.
+    for k, (group, slack) in enumerate((g, slack) for g, slack in older if not g.settled):
         # Waiting only helps for a group that is running: one that has not begun begins at a newer version.
-        if unsettled is None and not group.settled and group.start is not None:
-            unsettled = group.group_id
-        if start_of(group) < first_allowed + k // groups_per_batch and unsettled is not None:
-            return unsettled
+        if running is None and group.start is not None:
+            running = group.group_id
+        if slack < updates_per_batch * (1 + k // groups_per_batch) and running is not None:
+            return running
     return None

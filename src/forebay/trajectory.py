@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,8 +19,12 @@ from forebay.errors import RecordError
 Finish = Literal["terminated", "truncated", "context", "timeout", "aborted"]
 LogprobKind = Literal["processed", "raw"]
 
-MAX_NAME_LENGTH = 128
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+# Exact in JSON readers that know only float64; far above anything that is counted here.
+MAX_COUNT: Final = 2**53 - 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+
+MAX_NAME_LENGTH: Final = 128
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{MAX_NAME_LENGTH - 1}}}")
 
 
 def check_name(value: str, what: str) -> str:
@@ -33,7 +37,7 @@ def check_name(value: str, what: str) -> str:
     Raises:
         RecordError: The name is empty, too long, or has characters outside letters, digits and `._:-`.
     """
-    if len(value) > MAX_NAME_LENGTH or not _NAME.fullmatch(value):
+    if not _NAME.fullmatch(value):
         raise RecordError(
             "bad_name",
             f"{what} must start with a letter or digit and hold only letters, digits and ._:-",
@@ -49,8 +53,8 @@ class PolicyVersion(NamedTuple):
     `version` counts optimizer steps; `incarnation` counts resumes of the learner.
     """
 
-    incarnation: int
-    version: int
+    incarnation: Count
+    version: Count
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +77,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         check_name(self.environment, "environment")
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The distribution that tokens were drawn from: the sampling contract.
 
     Args:
@@ -85,7 +89,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0
+    top_k: Count = 0
     logprob_kind: LogprobKind = "processed"
 
     def __post_init__(self) -> None:
@@ -99,7 +103,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return untruncated and self.temperature > 0.0 and self.logprob_kind == "processed"
 
 
-class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
+class VersionSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A run of action tokens sampled by one version of the weights.
 
     Args:
@@ -108,20 +112,20 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
         kv_version: The oldest version that wrote any of the KV cache that these tokens attended to.
     """
 
-    num_tokens: int
+    num_tokens: Count
     version: PolicyVersion
     kv_version: PolicyVersion
 
 
-class ActionSpan(msgspec.Struct, frozen=True, array_like=True):
+class ActionSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens `[start, stop)` of a sequence, sampled by the policy in step `step` of the episode."""
 
-    start: int
-    stop: int
-    step: int
+    start: Count
+    stop: Count
+    step: Count
 
 
-class StepRecord(msgspec.Struct, frozen=True, array_like=True):
+class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One model call and the environment's answer to it.
 
     Args:
@@ -159,36 +163,23 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def __post_init__(self) -> None:
         _check_array(self.tokens, np.int32, "tokens")
         _check_array(self.behavior_logprobs, np.float32, "behavior_logprobs")
-        num_tokens, num_logprobs = len(self.tokens), len(self.behavior_logprobs)
-        end = 0
-        num_actions = 0
-        for span in self.action_spans:
-            if not end <= span.start < span.stop <= num_tokens or span.step < 0:
-                raise RecordError("bad_span", "action span outside its sequence", got=span, limit=num_tokens)
-            end = span.stop
-            num_actions += span.stop - span.start
-        if num_actions != num_logprobs:
+        if not len(self.tokens):
+            raise RecordError("empty_sequence", "a sequence needs at least one token")
+        num_actions = _check_action_spans(self.action_spans, len(self.tokens))
+        if num_actions != len(self.behavior_logprobs):
             raise RecordError(
                 "logprob_mismatch",
                 "every action token needs one logprob",
-                got=num_logprobs,
+                got=len(self.behavior_logprobs),
                 limit=num_actions,
             )
-        if any(span.num_tokens <= 0 for span in self.version_spans):
-            raise RecordError("version_mismatch", "a version span must cover at least one token")
-        num_versioned = sum(span.num_tokens for span in self.version_spans)
-        if num_versioned != num_actions:
-            raise RecordError(
-                "version_mismatch",
-                "every action token needs one version",
-                got=num_versioned,
-                limit=num_actions,
-            )
-        if num_tokens and int(self.tokens.min()) < 0:
-            raise RecordError("bad_token", "token ids must not be negative", got=int(self.tokens.min()))
+        _check_version_spans(self.version_spans, num_actions)
+        if (lowest := np.minimum.reduce(self.tokens)) < 0:
+            raise RecordError("bad_token", "token ids must not be negative", got=int(lowest))
         # NaN fails the comparison too; a hair above 0 is the rounding of a certain token.
-        if num_logprobs and not (
-            self.behavior_logprobs.max() <= 1e-3 and self.behavior_logprobs.min() > -math.inf
+        if num_actions and not (
+            np.maximum.reduce(self.behavior_logprobs) <= 1e-3
+            and np.minimum.reduce(self.behavior_logprobs) > -math.inf
         ):
             raise RecordError("logprob_nonfinite", "behavior_logprobs must be finite and at most 0")
 
@@ -234,11 +225,11 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     trajectory_id: str
     run_id: str
-    incarnation: int
+    incarnation: Count
     group_id: str
-    group_size: int
-    member: int
-    attempt: int
+    group_size: Count
+    member: Count
+    attempt: Count
     task_id: str
     environment: str
     sequences: tuple[Sequence, ...]
@@ -257,18 +248,32 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def __post_init__(self) -> None:
         for what in ("trajectory_id", "run_id", "group_id", "task_id", "environment"):
             check_name(getattr(self, what), what)
-        if not 0 <= self.member < self.group_size:
+        if not 0 <= self.member < self.group_size <= MAX_COUNT:
             raise RecordError(
                 "bad_member", "member outside its group", got=self.member, limit=self.group_size
             )
+        if not (0 <= self.incarnation <= MAX_COUNT and 0 <= self.attempt <= MAX_COUNT):
+            raise RecordError(
+                "bad_count", "incarnation and attempt count from 0", got=(self.incarnation, self.attempt)
+            )
         if self.reward is not None and not math.isfinite(self.reward):
             raise RecordError("bad_reward", "reward must be finite, or None if unscored", got=self.reward)
-        if not all(map(math.isfinite, self.metrics.values())):
-            raise RecordError("bad_metric", "metrics must be finite", got=self.metrics)
+        for name, value in self.metrics.items():
+            if not math.isfinite(value):
+                raise RecordError(
+                    "bad_metric", f"metric {name[:MAX_NAME_LENGTH]!r} must be finite", got=value
+                )
+        if not all(map(math.isfinite, (self.started_s, self.finished_s, self.admission_s))):
+            raise RecordError("bad_time", "times must be finite")
+        _check_steps(self.steps)
         num_steps = len(self.steps)
         for sequence in self.sequences:
-            if sequence.action_spans and sequence.action_spans[-1].step >= num_steps:
-                raise RecordError("bad_span", "action span of a step that has no record", limit=num_steps)
+            # Spans ascend in place, not necessarily in step: every one is looked at.
+            for span in sequence.action_spans:
+                if span.step >= num_steps:
+                    raise RecordError(
+                        "bad_span", "action span of a step that has no record", got=span.step, limit=num_steps
+                    )
 
     @property
     def num_tokens(self) -> int:
@@ -296,3 +301,43 @@ def _check_array(array: npt.NDArray[Any], dtype: npt.DTypeLike, what: str) -> No
             got=f"{array.dtype}{list(array.shape)}",
             limit=str(np.dtype(dtype)),
         )
+
+
+def _check_action_spans(spans: tuple[ActionSpan, ...], num_tokens: int) -> int:
+    """Return the number of tokens that ascending, disjoint spans cover."""
+    end = num_actions = 0
+    for span in spans:
+        if not end <= span.start < span.stop <= num_tokens or span.step < 0:
+            raise RecordError("bad_span", "action span outside its sequence", got=span, limit=num_tokens)
+        end = span.stop
+        num_actions += span.stop - span.start
+    return num_actions
+
+
+def _check_version_spans(spans: tuple[VersionSpan, ...], num_actions: int) -> None:
+    num_versioned = 0
+    for span in spans:
+        version, kv_version = span.version, span.kv_version
+        if kv_version > version:
+            raise RecordError("version_mismatch", "a cache cannot be newer than its token", got=span)
+        if not (
+            0 <= kv_version[0] <= version[0] <= MAX_COUNT
+            and 0 <= version[1] <= MAX_COUNT
+            and 0 <= kv_version[1] <= MAX_COUNT
+        ):
+            raise RecordError("bad_count", "versions count from 0", got=span)
+        if not 0 < span.num_tokens <= MAX_COUNT:
+            raise RecordError("version_mismatch", "a version span must cover at least one token", got=span)
+        num_versioned += span.num_tokens
+    if num_versioned != num_actions:
+        raise RecordError(
+            "version_mismatch", "every action token needs one version", got=num_versioned, limit=num_actions
+        )
+
+
+def _check_steps(steps: tuple[StepRecord, ...]) -> None:
+    for step in steps:
+        if step.reward is not None and not math.isfinite(step.reward):
+            raise RecordError("bad_reward", "a step's reward must be finite, or None", got=step.reward)
+        if not math.isfinite(step.generator_wait_s + step.generate_s + step.environment_s):
+            raise RecordError("bad_time", "a step's times must be finite", got=step)

@@ -2,19 +2,22 @@
 
 Layout, little-endian::
 
-    prefix   32 bytes   magic "FBAY" | u16 format | u16 flags | u32 header bytes | u32 zero | u64 frame bytes | u64 xxh3
-    header   JSON       the trajectory without its arrays, and their lengths; at most 64 KiB
-    arrays   raw        per sequence: tokens int32, behavior_logprobs float32; each starts at a multiple of 64
+    prefix   32 bytes  magic "FBAY" | u16 format | u16 flags | u32 header bytes | u32 zero |
+                       u64 frame bytes | u64 xxh3
+    header   JSON      the trajectory without its arrays, and their lengths; at most 64 KiB
+    arrays   raw       per sequence: tokens int32, behavior_logprobs float32; each starts at a multiple of 64
 
-The checksum covers everything after the prefix. The header is JSON because a length-prefixed encoding lets a few
-hostile bytes claim a huge array; here no allocation is larger than the bytes received. Masks and versions travel as
-spans. Every check comes before the allocation it guards.
+The checksum covers everything after the prefix. The header is JSON because a length-prefixed encoding lets a
+few hostile bytes claim a huge array; here no allocation is larger than the bytes received, beyond the objects
+of a header of at most 64 KiB. Masks and versions travel as spans. Every check comes before the allocation it
+guards.
 """
 
 from __future__ import annotations
 
+import operator
 import struct
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -24,6 +27,7 @@ import xxhash
 from forebay.errors import RecordError, WireError
 from forebay.trajectory import (
     ActionSpan,
+    Count,
     Finish,
     Sampling,
     Sequence,
@@ -38,27 +42,28 @@ MAX_FRAME_BYTES: Final = 1 << 30
 _MAGIC: Final = b"FBAY"
 _PREFIX: Final = struct.Struct("<4sHHIIQQ")
 _ALIGN: Final = 64
+_INT32: Final = np.dtype("<i4")
+_FLOAT32: Final = np.dtype("<f4")
 
 
-class _SequenceHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    num_tokens: int
-    num_logprobs: int
+class _SequenceHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    num_tokens: Count
+    num_logprobs: Count
     action_spans: tuple[ActionSpan, ...]
     version_spans: tuple[VersionSpan, ...]
     sampling: Sampling
 
 
-class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     trajectory_id: str
     run_id: str
-    incarnation: int
+    incarnation: Count
     group_id: str
-    group_size: int
-    member: int
-    attempt: int
+    group_size: Count
+    member: Count
+    attempt: Count
     task_id: str
     environment: str
-    sequences: tuple[_SequenceHeader, ...]
     steps: tuple[StepRecord, ...]
     reward: float | None
     terminated: bool
@@ -70,9 +75,11 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     metrics: dict[str, float]
     tokenizer: str
     model: str
+    sequences: tuple[_SequenceHeader, ...]
 
 
-_SCALARS: Final = tuple(name for name in _Header.__struct_fields__ if name != "sequences")
+_SCALARS: Final = _Header.__struct_fields__[:-1]
+_scalars_of = operator.attrgetter(*_SCALARS)
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Header)
 
@@ -87,23 +94,23 @@ def encode(trajectory: Trajectory) -> bytes:
         The frame; its length is a multiple of 64.
 
     Raises:
-        WireError: The header would exceed 64 KiB (thousands of steps or spans).
+        WireError: `header_too_large` if the header would exceed 64 KiB (thousands of steps or spans),
+            `bad_value` if a field has no JSON form (a NumPy scalar, a lone surrogate).
     """
-    header = _encoder.encode(_header_of(trajectory))
-    if len(header) > MAX_HEADER_BYTES:
-        raise WireError(
-            "header_too_large", "trajectory header too large", got=len(header), limit=MAX_HEADER_BYTES
-        )
-    parts = [header, bytes(-(_PREFIX.size + len(header)) % _ALIGN)]
+    header = _encode_header(trajectory)
+    parts: list[bytes | memoryview] = [header, bytes(-(_PREFIX.size + len(header)) % _ALIGN)]
     for sequence in trajectory.sequences:
-        for array, dtype in ((sequence.tokens, "<i4"), (sequence.behavior_logprobs, "<f4")):
-            raw = array.astype(dtype, copy=False).tobytes()
-            parts += (raw, bytes(-len(raw) % _ALIGN))
-    body = b"".join(parts)
-    prefix = _PREFIX.pack(
-        _MAGIC, FORMAT_VERSION, 0, len(header), 0, _PREFIX.size + len(body), xxhash.xxh3_64_intdigest(body)
-    )
-    return prefix + body
+        for array, dtype in ((sequence.tokens, _INT32), (sequence.behavior_logprobs, _FLOAT32)):
+            # Contiguous and little-endian already, nearly always: then nothing is copied before the join.
+            raw = np.ascontiguousarray(array, dtype).data
+            parts += (raw, bytes(-raw.nbytes % _ALIGN))
+    checksum = xxhash.xxh3_64()
+    frame_bytes = _PREFIX.size
+    for part in parts:
+        checksum.update(part)
+        frame_bytes += memoryview(part).nbytes
+    prefix = _PREFIX.pack(_MAGIC, FORMAT_VERSION, 0, len(header), 0, frame_bytes, checksum.intdigest())
+    return b"".join([prefix, *parts])
 
 
 def decode(frame: bytes | memoryview, *, max_bytes: int = MAX_FRAME_BYTES) -> Trajectory:
@@ -118,7 +125,7 @@ def decode(frame: bytes | memoryview, *, max_bytes: int = MAX_FRAME_BYTES) -> Tr
 
     Raises:
         WireError: The bytes are not a frame; `reason` is one of `too_large`, `truncated`, `bad_magic`,
-            `bad_version`, `bad_length`, `bad_checksum`, `bad_header`, or the reason of the record that refused.
+            `bad_version`, `bad_length`, `bad_checksum`, `bad_header`, or that of the record that refused.
     """
     view = memoryview(frame)
     header_bytes = _check_prefix(view, max_bytes)
@@ -126,8 +133,7 @@ def decode(frame: bytes | memoryview, *, max_bytes: int = MAX_FRAME_BYTES) -> Tr
     try:
         header = _decoder.decode(view[_PREFIX.size : start])
         sequences = _read_sequences(view, start, header.sequences)
-        scalars = {name: getattr(header, name) for name in _SCALARS}
-        return Trajectory(sequences=sequences, **scalars)
+        return Trajectory(sequences=sequences, **dict(zip(_SCALARS, _scalars_of(header), strict=True)))
     except RecordError as error:
         raise WireError(error.reason, error.what, got=error.got, limit=error.limit) from error
     # msgspec raises UnicodeDecodeError for bytes that are not UTF-8 and RecursionError for deep nesting.
@@ -157,7 +163,7 @@ def _check_prefix(view: memoryview, max_bytes: int) -> int:
     return int(header_bytes)
 
 
-def _header_of(trajectory: Trajectory) -> _Header:
+def _encode_header(trajectory: Trajectory) -> bytes:
     sequences = tuple(
         _SequenceHeader(
             len(sequence.tokens),
@@ -168,7 +174,15 @@ def _header_of(trajectory: Trajectory) -> _Header:
         )
         for sequence in trajectory.sequences
     )
-    return _Header(sequences=sequences, **{name: getattr(trajectory, name) for name in _SCALARS})
+    try:
+        header = _encoder.encode(_Header(*(*_scalars_of(trajectory), sequences)))
+    except (TypeError, UnicodeEncodeError) as error:
+        raise WireError("bad_value", f"trajectory has a field without a JSON form: {error}") from error
+    if len(header) > MAX_HEADER_BYTES:
+        raise WireError(
+            "header_too_large", "trajectory header too large", got=len(header), limit=MAX_HEADER_BYTES
+        )
+    return header
 
 
 def _read_sequences(
@@ -177,13 +191,13 @@ def _read_sequences(
     offset = start + -start % _ALIGN
     sequences = []
     for header in headers:
-        tokens, offset = _read_array(view, offset, header.num_tokens, "<i4")
-        logprobs, offset = _read_array(view, offset, header.num_logprobs, "<f4")
+        tokens, offset = _read_array(view, offset, header.num_tokens, _INT32)
+        logprobs, offset = _read_array(view, offset, header.num_logprobs, _FLOAT32)
         sequences.append(
             Sequence(
-                tokens=tokens.view(np.int32),
+                tokens=tokens,
                 action_spans=header.action_spans,
-                behavior_logprobs=logprobs.view(np.float32),
+                behavior_logprobs=logprobs,
                 version_spans=header.version_spans,
                 sampling=header.sampling,
             )
@@ -193,11 +207,13 @@ def _read_sequences(
     return tuple(sequences)
 
 
-def _read_array(view: memoryview, offset: int, count: int, dtype: str) -> tuple[npt.NDArray[np.generic], int]:
-    stop = offset + 4 * count
-    if count < 0 or stop > len(view):
-        raise WireError(
-            "bad_length", "frame array runs past its end", got=count, limit=(len(view) - offset) // 4
-        )
-    array = np.frombuffer(view[offset:stop], dtype)
+def _read_array(
+    view: memoryview, offset: int, count: int, dtype: np.dtype[Any]
+) -> tuple[npt.NDArray[Any], int]:
+    stop = offset + dtype.itemsize * count
+    if stop > len(view):
+        room = max(len(view) - offset, 0) // dtype.itemsize
+        raise WireError("bad_length", "frame array runs past its end", got=count, limit=room)
+    # A count of 0 would be refused at the very end of a frame.
+    array = np.frombuffer(view, dtype, count, offset) if count else np.empty(0, dtype)
     return array, stop + -stop % _ALIGN

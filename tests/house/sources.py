@@ -121,14 +121,18 @@ def public_names(module: Module) -> list[str]:
 
 
 def tracked_files() -> list[Path]:
-    """List what git tracks or would track; without git, everything that is not hidden."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    """List what git tracks; without git, everything that is not hidden."""
+    command = ["git", "ls-files", "-z"]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if listing.returncode == 0:
+    if listing.returncode == 0 and listing.stdout:
         candidates = [ROOT / name for name in listing.stdout.split("\0") if name]
     else:
-        candidates = [path for path in ROOT.rglob("*") if not any(p.startswith(".") for p in path.parts)]
+        candidates = [path for path in ROOT.rglob("*") if not _is_hidden(path.relative_to(ROOT))]
     return sorted(path for path in candidates if path.is_file())
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def text_of(path: Path) -> str | None:

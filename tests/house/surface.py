@@ -59,7 +59,8 @@ def commands() -> str:
         lines.append(name)
         for item in sorted(command.params, key=lambda item: item.name):
             spelled = "/".join((*item.opts, *item.secondary_opts))
-            lines.append(f"    {spelled} ({item.type.name}{', required' if item.required else ''})")
+            notes = [word for word in ("required", "multiple", "is_flag") if getattr(item, word, False)]
+            lines.append(" ".join([f"    {spelled}", *notes]))
     return "\n".join(lines) + "\n"
 
 

@@ -104,11 +104,11 @@ def test_python_blocks_parse(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_settings_exist(page: Path) -> None:
-    from forebay.config import Config
+    from forebay.config import RunConfig
 
     for block in _blocks(page):
         if block.language == "toml":
-            assert _unknown_keys(tomllib.loads(block.text), Config, "") == []
+            assert _unknown_keys(tomllib.loads(block.text), RunConfig, "") == []
 
 
 def _unknown_keys(table: dict[str, Any], model: Any, prefix: str) -> list[str]:

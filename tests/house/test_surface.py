@@ -25,9 +25,9 @@ def test_every_file_has_a_line_in_the_tree() -> None:
 
 
 def test_refreshing_replaces_a_stale_tree_and_keeps_the_rest() -> None:
-    page = "before\n<!-- tree: src/forebay -->\n```text\nstale\n```\nafter\n"
+    page = "before\n<!-- tree: src/forebay -->\n```text\nlast month\n```\nafter\n"
     fresh = surface.refreshed(page)
-    assert "stale" not in fresh
+    assert "last month" not in fresh
     assert fresh.startswith("before\n")
     assert fresh.endswith("```\nafter\n")
     assert "  clock.py" in fresh

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
+from forebay.chat import Message
 from forebay.trajectory import Task
 
-Role = Literal["system", "user", "assistant", "tool"]
-
-
-class Message(msgspec.Struct, frozen=True):
-    """One message of a conversation."""
-
-    role: Role
-    content: str
+__all__ = ["Action", "Environment", "EnvironmentFactory", "Message", "Observation", "Outcome", "Task"]
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -74,4 +68,5 @@ class Environment(Protocol):
         ...
 
 
-EnvironmentFactory = Callable[[], Environment]
+EnvironmentFactory = Callable[[int], Environment]
+"""Makes the environment of one episode from a seed that no other episode has."""

@@ -8,9 +8,22 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from forebay.errors import GenerationError
 from forebay.trajectory import PolicyVersion, Sampling, VersionSpan
 
 CompletionFinish = Literal["stop", "length", "context", "abort", "deadline"]
+
+
+class BadRequestError(GenerationError):
+    """A request that no generator of this model can serve; asking again does not help."""
+
+
+class OverloadedError(GenerationError):
+    """A generator that cannot take the request now: its queue is full, or it is not ready."""
+
+
+class UnreachableError(GenerationError):
+    """A generator that does not answer; another one may."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):

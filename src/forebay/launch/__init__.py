@@ -1,1 +1,7 @@
-"""Launch: start, watch and restart the processes of a run."""
+"""Starting and supervising the processes of a run on one machine."""
+
+from forebay.launch.placement import divide_cpus, move_thread_to, settle_in
+from forebay.launch.settings import LaunchSettings
+from forebay.launch.supervisor import ProcessSpec, Supervisor
+
+__all__ = ["LaunchSettings", "ProcessSpec", "Supervisor", "divide_cpus", "move_thread_to", "settle_in"]

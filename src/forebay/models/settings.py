@@ -49,3 +49,23 @@ class MeshSettings(BaseModel):
     def row_multiple(self) -> int:
         """Number that the rows of every bucket must be a multiple of."""
         return self.data * self.fsdp
+
+
+class ModelSettings(BaseModel):
+    """Which model is trained: a Hugging Face directory, or a new one of a given size."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str | None = Field(
+        None, description="Hugging Face directory with config.json and safetensors; none draws a new model."
+    )
+    tokenizer: str = Field(
+        "small", description='Directory with tokenizer.json; "small" is the built-in character tokenizer.'
+    )
+    hidden_size: int = Field(128, ge=8, description="New model: width of the residual stream.")
+    intermediate_size: int = Field(352, ge=8, description="New model: width of the feed-forward layer.")
+    num_layers: int = Field(4, ge=1, description="New model: blocks.")
+    num_heads: int = Field(4, ge=1, description="New model: query heads.")
+    num_kv_heads: int = Field(2, ge=1, description="New model: key and value heads.")
+    max_position: int = Field(512, ge=16, description="New model: longest sequence, tokens.")
+    vocab_multiple: int = Field(16, ge=1, description="New model: the vocabulary is padded to a multiple of this.")

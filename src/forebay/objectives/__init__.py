@@ -1,10 +1,10 @@
 """Objectives: what a batch's loss is, as pure functions chosen by configuration.
 
-The names here never import JAX, so the processes that only read settings, compute advantages or pack batches stay light. The
-compiled side starts at `forebay.objectives.build.build_objective`.
+The names here never import JAX, so processes that only read settings, compute advantages or pack batches
+stay light. The compiled side starts at `forebay.objectives.build.build_objective`.
 
-To add an idea: a surrogate, a rejection or a reduction is one short file with one pure function (see `surrogate.py` for what it is
-given and returns), one row in `build.py`, and one literal in `settings.py`.
+To add an idea: a surrogate, a rejection or a reduction is one short file with one pure function (see
+`surrogate.py` for what it is given and returns), one row in `build.py`, one literal in `settings.py`.
 """
 
 from __future__ import annotations

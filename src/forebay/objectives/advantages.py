@@ -1,7 +1,8 @@
 """Group-relative advantages, on the host in float64.
 
-Each function takes the rewards of one group, chosen by group id: two groups that happen to share a prompt are never merged.
-A member whose reward is missing or not finite is left out of every statistic and is not trained; its siblings are unaffected.
+Each function takes the rewards of one group, chosen by group id: two groups that happen to share a prompt
+are never merged. A member whose reward is missing or not finite is left out of every statistic and is not
+trained; its siblings are unaffected.
 Legend: G members of the group.
 """
 

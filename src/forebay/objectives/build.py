@@ -1,4 +1,4 @@
-"""Composition of an objective from its settings: surrogate, rejections, entropy bonus, reduction, diagnostics.
+"""Composition of an objective from its settings: surrogate, rejections, bonus, reduction, measures.
 
 Legend: B rows, T tokens.
 """

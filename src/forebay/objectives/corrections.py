@@ -83,6 +83,7 @@ def icepop(tokens: PolicyTokens, *, low: float | None, high: float | None) -> Bo
 
 
 def _within(log_values: Float[Array, "B N"], low: float | None, high: float | None) -> Bool[Array, "B N"]:
-    lowest = -math.inf if low is None else math.log(low)
+    lowest = math.log(low) if low else -math.inf
     highest = math.inf if high is None else math.log(high)
-    return (log_values >= lowest) & (log_values <= highest)
+    # NaN stays in: a broken forward pass must reach the non-finite guard, not pass for a rejection.
+    return ~((log_values < lowest) | (log_values > highest))

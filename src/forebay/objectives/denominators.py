@@ -1,6 +1,7 @@
 """The number that a batch's loss is divided by, fixed before the batch is split or anything is rejected.
 
-Micro-batches and shards divide by the whole batch's number, so that their losses simply add. Legend: B rows, T tokens.
+Micro-batches and shards divide by the whole batch's number, so that their losses simply add.
+Legend: B rows, T tokens.
 """
 
 from __future__ import annotations

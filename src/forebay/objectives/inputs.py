@@ -19,13 +19,14 @@ Array = Any
 
 
 class LossInputs(NamedTuple):
-    """What an objective is told about a packed batch (or a micro-batch, or a shard of its rows).
+    """What an objective is told about a packed batch, a micro-batch, or a shard of its rows.
 
     Values at positions outside `loss_mask` are never looked at: they may be infinite or NaN.
     A row is never split: every segment lies within one row of one shard.
 
     Attributes:
-        loss_mask: [B, T] bool. True at fresh tokens: sampled by the policy, not too stale, of a scored member.
+        loss_mask: [B, T] bool. True at fresh tokens: sampled by the policy, not too stale, of a
+            scored member.
         advantages: [B, T] float32. How much better the token's trajectory did than expected.
         behavior_logprobs: [B, T] float32, nats. Logprob under the policy that sampled the token. Not
             finite means that the sampler lost it: the token is trained with weight 1 and counted.

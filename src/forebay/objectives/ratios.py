@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from forebay.objectives.shapes import same_shape
 
@@ -62,7 +62,7 @@ def segment_sums(
     return sum_row(jnp.where(mask, values, 0.0), segment_ids)
 
 
-def to_tokens(per_segment: Float[Array, "B S"], segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
+def to_tokens(per_segment: Shaped[Array, "B S"], segment_ids: Int[Array, "B T"]) -> Shaped[Array, "B T"]:
     """Give each token the value of its own sequence.
 
     Args:

@@ -1,6 +1,7 @@
-"""From losses per token to the numerator of the batch's loss; the denominator is `denominators.batch_denominator`.
+"""From losses per token to the numerator of the batch's loss.
 
-A rejected token adds 0 but still counts in every length: rejection must not raise the weight of what is left.
+The denominator is `denominators.batch_denominator`. A rejected token adds 0 but still counts in every
+length: rejection must not raise the weight of what is left.
 Legend: B rows, T tokens.
 """
 

@@ -10,9 +10,10 @@ from forebay.objectives.surrogate import PolicyTokens, SurrogateTerms
 
 
 def reinforce(tokens: PolicyTokens, *, cap: float | None) -> SurrogateTerms:
-    """Raise the log-likelihood of tokens by their advantage: `-min(w, cap) A log p`, `w = current / behavior`.
+    """Raise the log-likelihood of tokens by their advantage.
 
-    The weight carries no gradient, so a capped token still learns.
+    `-min(w, cap) A log p`, `w = current / behavior`. The weight carries no gradient, so a
+    capped token still learns.
 
     Args:
         tokens: The batch's tokens.

@@ -1,1 +1,1 @@
-"""Weights: versioned directories, published atomically."""
+"""Weights: versioned directories, published atomically, never torn and never deleted under a reader."""

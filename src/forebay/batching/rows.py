@@ -1,0 +1,35 @@
+"""The arrays of one micro-batch, as they go into the compiled train step. No JAX is imported here.
+
+Legend: B rows, T tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+# NumPy on the host and JAX in the compiled step share no base class.
+Array = Any
+
+
+class TrainRows(NamedTuple):
+    """Packed rows of one bucket. Per-token arrays are aligned to the token itself, not to its predecessor.
+
+    Attributes:
+        tokens: [B, T] int32. Token ids; anything at padding.
+        segment_ids: [B, T] int32. 0 at padding; the sequences packed in a row are numbered 1..n.
+        positions: [B, T] int32. Position in the token's own sequence; restarts at 0 in every segment.
+        loss_mask: [B, T] bool. True at fresh tokens: sampled by the policy and trained.
+        advantages: [B, T] float32. Advantage of the token.
+        behavior_logprobs: [B, T] float32, nats. Logprob under the policy that sampled the token.
+        proximal_logprobs: [B, T] float32, nats. Logprob at the start of the update; the behavior's when unused.
+        temperature: [B, T] float32. Temperature that the token was sampled with; 0 at padding is fine.
+    """
+
+    tokens: Array
+    segment_ids: Array
+    positions: Array
+    loss_mask: Array
+    advantages: Array
+    behavior_logprobs: Array
+    proximal_logprobs: Array
+    temperature: Array

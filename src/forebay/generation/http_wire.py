@@ -1,0 +1,409 @@
+"""The wire: vLLM's `/inference/v1/generate` as typed records, and our records to it and back.
+
+The shape is that of vLLM 0.32 (`entrypoints/scale_out/token_in_token_out/protocol.py`), so that one client serves both
+generators. What vLLM has no word for travels in one extra object, `forebay`, which vLLM ignores in a request and does
+not send in a response. Weights are labelled "incarnation.version".
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from forebay.errors import RecordError
+from forebay.generation.protocol import (
+    BadRequestError,
+    Completion,
+    CompletionFinish,
+    GenerationRequest,
+    GeneratorInfo,
+)
+from forebay.trajectory import PolicyVersion, Sampling, VersionSpan
+
+GENERATE_PATH = "/inference/v1/generate"
+ABORT_PATH = "/inference/v1/abort_requests"
+RELEASE_PATH = "/inference/v1/release_episodes"
+MODELS_PATH = "/v1/models"
+HEALTH_PATH = "/health"
+METRICS_PATH = "/metrics"
+WEIGHT_PATH = "/weight_info"
+
+MAX_ID_LENGTH = 256
+MAX_SEED = (1 << 63) - 1
+# vLLM prefixes the ids of this route; an abort has to name them so.
+VLLM_ID_PREFIX = "generate-tokens-"
+# vLLM sends this where it has no logprob.
+_MISSING_LOGPROB = -9999.0
+_VLLM_FINISH: dict[CompletionFinish, str] = {
+    "stop": "stop",
+    "length": "length",
+    "context": "length",
+    "abort": "abort",
+    "deadline": "abort",
+}
+# Sampling parameters that would change the distribution or the reply; each is accepted at its neutral value only.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "n": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "stop": (None, [], ""),
+    "prompt_logprobs": (None,),
+    "logit_bias": (None, {}),
+    "allowed_token_ids": (None,),
+    "bad_words": (None, []),
+    "structured_outputs": (None,),
+    "thinking_token_budget": (None,),
+    "repetition_detection": (None,),
+    "extra_args": (None, {}),
+    "logprob_token_ids": (None,),
+}
+_WITHOUT_EFFECT = frozenset(
+    {"ignore_eos", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "output_kind"}
+    | {"include_stop_str_in_output", "flat_logprobs", "skip_reading_prefix_cache", "skip_clone", "stream_interval"}
+)
+
+Name = Annotated[str, msgspec.Meta(max_length=MAX_ID_LENGTH)]
+
+
+class RequestExtension(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What vLLM's request has no field for; see `GenerationRequest`."""
+
+    episode_id: Name = ""
+    min_version: PolicyVersion = PolicyVersion(0, 0)
+    max_kv_staleness: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    keep: bool = False
+
+
+class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Body of a request; fields that vLLM has and we do not read are ignored."""
+
+    request_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
+    token_ids: Annotated[list[int], msgspec.Meta(min_length=1)]
+    sampling_params: dict[str, Any]
+    model: str | None = None
+    stream: bool | None = False
+    output_mode: str = "tokens"
+    features: Any = None
+    content_parts: Any = None
+    forebay: RequestExtension | None = None
+
+
+class _SamplingParams(msgspec.Struct, kw_only=True):
+    """The sampling parameters that the engine has."""
+
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=-1)] = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)] | None = None
+    stop_token_ids: list[int] | None = None
+    logprobs: int | None = None
+
+
+class TokenLogprob(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The sampled token at one position."""
+
+    token_id: int
+    logprob: float
+    rank: int | None = None
+    top_logprobs: list[Any] = []
+
+
+class Logprobs(msgspec.Struct, omit_defaults=True):
+    """One entry per sampled token."""
+
+    content: list[TokenLogprob] | None = None
+
+
+class WeightVersionSpan(msgspec.Struct):
+    """Output tokens `[start, end)` were sampled by weights labelled `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Choice(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The one completion of a response."""
+
+    index: int
+    token_ids: list[int] | None = None
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = "stop"
+    stop_reason: int | str | None = None
+    weight_versions: list[WeightVersionSpan] | None = None
+
+
+class ResponseExtension(msgspec.Struct, kw_only=True):
+    """What vLLM's response has no field for; `kv_versions` has one label per weight version span."""
+
+    finish: CompletionFinish
+    kv_versions: list[str]
+    wait_s: float = 0.0
+    generate_s: float = 0.0
+    num_prefilled: int = 0
+    num_cached: int = 0
+
+
+class GenerateResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Body of a response."""
+
+    request_id: str
+    choices: list[Choice]
+    output_mode: str = "tokens"
+    forebay: ResponseExtension | None = None
+
+
+class AbortBody(msgspec.Struct):
+    """Body of an abort."""
+
+    request_ids: list[str]
+
+
+class ReleaseBody(msgspec.Struct):
+    """Body of a release."""
+
+    episode_ids: list[str]
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """One entry of `/v1/models`; `forebay` is absent from vLLM's."""
+
+    id: str
+    object: str = "model"
+    owned_by: str = "forebay"
+    max_model_len: int | None = None
+    forebay: GeneratorInfo | None = None
+
+
+class ModelList(msgspec.Struct):
+    """Body of `/v1/models`."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+_encoder = msgspec.json.Encoder()
+_body_decoder = msgspec.json.Decoder(GenerateBody)
+_response_decoder = msgspec.json.Decoder(GenerateResponse)
+
+
+def version_label(version: PolicyVersion) -> str:
+    """Return the label of a version.
+
+    Example:
+        >>> version_label(PolicyVersion(1, 38))
+        '1.38'
+    """
+    return f"{version.incarnation}.{version.version}"
+
+
+def parse_version(label: str) -> PolicyVersion:
+    """Return the version that a label names.
+
+    Raises:
+        RecordError: The label was not made by `version_label`.
+
+    Example:
+        >>> parse_version("1.38")
+        PolicyVersion(incarnation=1, version=38)
+    """
+    incarnation, _, version = label.partition(".")
+    if not (incarnation.isascii() and incarnation.isdigit() and version.isascii() and version.isdigit()):
+        raise RecordError("bad_version", "weights carry no label of the form incarnation.version", got=repr(label))
+    return PolicyVersion(int(incarnation), int(version))
+
+
+def encode_request(request: GenerationRequest) -> bytes:
+    """Return the body that asks for a completion; vLLM understands it too."""
+    sampling = request.sampling
+    params: dict[str, Any] = {
+        "max_tokens": request.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": request.seed,
+        "stop_token_ids": list(request.stop_tokens),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+    body = GenerateBody(
+        request_id=request.request_id,
+        token_ids=request.prompt.tolist(),
+        sampling_params=params,
+        forebay=RequestExtension(
+            episode_id=request.episode_id,
+            min_version=request.min_version,
+            max_kv_staleness=request.max_kv_staleness,
+            deadline_s=request.deadline_s,
+            keep=request.keep,
+        ),
+    )
+    return _encoder.encode(body)
+
+
+def decode_request(data: bytes, vocabulary: int, context: int) -> GenerationRequest:
+    """Read a request.
+
+    Args:
+        data: Body of the request.
+        vocabulary: Ids of prompt and stop tokens must lie below it.
+        context: `max_tokens` of a request that leaves it out.
+
+    Raises:
+        BadRequestError: The body is malformed, has an id outside the vocabulary, or asks for something the engine
+            does not do.
+    """
+    try:
+        body = _body_decoder.decode(data)
+        params = msgspec.convert(_supported(body), _SamplingParams, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequestError(f"malformed request: {error}") from error
+    stops = tuple(params.stop_token_ids or ())
+    _check_ids(body.token_ids, vocabulary, "token_ids")
+    _check_ids(stops, vocabulary, "stop_token_ids")
+    extension = body.forebay or RequestExtension()
+    return GenerationRequest(
+        request_id=body.request_id,
+        prompt=np.array(body.token_ids, np.int32),
+        sampling=Sampling(temperature=params.temperature, top_p=params.top_p, top_k=max(params.top_k, 0)),
+        max_tokens=params.max_tokens or context,
+        stop_tokens=stops,
+        seed=params.seed or 0,
+        episode_id=extension.episode_id,
+        min_version=extension.min_version,
+        max_kv_staleness=extension.max_kv_staleness,
+        deadline_s=extension.deadline_s,
+        keep=extension.keep,
+    )
+
+
+def encode_completion(request_id: str, completion: Completion) -> bytes:
+    """Return the body that carries a completion."""
+    tokens = completion.tokens.tolist()
+    content = [
+        TokenLogprob(token_id=token, logprob=logprob)
+        for token, logprob in zip(tokens, completion.logprobs.tolist(), strict=True)
+    ]
+    versions: list[WeightVersionSpan] = []
+    start = 0
+    for span in completion.version_spans:
+        versions.append(WeightVersionSpan(version_label(span.version), start, start + span.num_tokens))
+        start += span.num_tokens
+    choice = Choice(
+        index=0,
+        token_ids=tokens,
+        logprobs=Logprobs(content),
+        finish_reason=_VLLM_FINISH[completion.finish],
+        stop_reason=tokens[-1] if completion.finish == "stop" else None,
+        weight_versions=versions,
+    )
+    extension = ResponseExtension(
+        finish=completion.finish,
+        kv_versions=[version_label(span.kv_version) for span in completion.version_spans],
+        wait_s=completion.wait_s,
+        generate_s=completion.generate_s,
+        num_prefilled=completion.num_prefilled,
+        num_cached=completion.num_cached,
+    )
+    return _encoder.encode(GenerateResponse(request_id=request_id, choices=[choice], forebay=extension))
+
+
+def decode_completion(data: bytes) -> Completion:
+    """Read a completion; any length that does not match is refused, never padded or cut.
+
+    Raises:
+        RecordError: `malformed`, `logprob_mismatch`, `token_mismatch`, `logprob_missing`, `version_mismatch`,
+            `bad_version` or `bad_finish`.
+    """
+    try:
+        response = _response_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordError("malformed", f"malformed completion: {error}") from error
+    if len(response.choices) != 1:
+        raise RecordError("malformed", "a completion has exactly one choice", got=len(response.choices))
+    choice, extension = response.choices[0], response.forebay
+    tokens = choice.token_ids or []
+    if tokens and not 0 <= min(tokens) <= max(tokens) < 1 << 31:
+        raise RecordError("malformed", "token ids must be int32 and not negative", got=[min(tokens), max(tokens)])
+    logprobs = _logprobs(tokens, choice)
+    return Completion(
+        tokens=np.array(tokens, np.int32),
+        logprobs=np.array(logprobs, np.float32),
+        version_spans=_version_spans(len(tokens), choice, extension),
+        finish=extension.finish if extension else _finish(choice.finish_reason),
+        wait_s=extension.wait_s if extension else 0.0,
+        generate_s=extension.generate_s if extension else 0.0,
+        num_prefilled=extension.num_prefilled if extension else 0,
+        num_cached=extension.num_cached if extension else 0,
+    )
+
+
+def _supported(body: GenerateBody) -> dict[str, Any]:
+    if body.stream or body.output_mode != "tokens" or body.features or body.content_parts:
+        raise BadRequestError("only whole completions of plain token ids are served (stream, output_mode, features)")
+    known = {}
+    for name, value in body.sampling_params.items():
+        if name in _SamplingParams.__struct_fields__:
+            known[name] = value
+        elif name not in _WITHOUT_EFFECT and value not in _NEUTRAL.get(name, ()):
+            raise BadRequestError(f"sampling parameter {name!r} is not supported", got=repr(value)[:100])
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _check_ids(ids: list[int] | tuple[int, ...], vocabulary: int, what: str) -> None:
+    if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+        bad = next(token for token in ids if not 0 <= token < vocabulary)
+        raise BadRequestError(
+            f"{what} has an id outside the vocabulary", got=bad, limit=f"0 <= id < {vocabulary}",
+            remedy="Use the tokenizer that belongs to the served model.",
+        )
+
+
+def _logprobs(tokens: list[int], choice: Choice) -> list[float]:
+    content = (choice.logprobs.content if choice.logprobs else None) or []
+    if len(content) != len(tokens):
+        raise RecordError(
+            "logprob_mismatch", "a completion needs one logprob per token", got=len(content), limit=len(tokens)
+        )
+    for token, entry in zip(tokens, content, strict=True):
+        if entry.token_id != token:
+            raise RecordError("token_mismatch", "a logprob names another token", got=entry.token_id, limit=token)
+        if entry.logprob <= _MISSING_LOGPROB:
+            raise RecordError("logprob_missing", "a sampled token has no logprob", got=token)
+    return [entry.logprob for entry in content]
+
+
+def _version_spans(
+    num_tokens: int, choice: Choice, extension: ResponseExtension | None
+) -> tuple[VersionSpan, ...]:
+    spans = choice.weight_versions or []
+    # vLLM does not tell how old its cache is: the oldest it can be within this request is the first span's version.
+    labels = extension.kv_versions if extension else [spans[0].version] * len(spans) if spans else []
+    ends = [0, *(span.end for span in spans)]
+    adjacent = all(span.start == end < span.end for span, end in zip(spans, ends, strict=False))
+    if not adjacent or ends[-1] != num_tokens or len(labels) != len(spans):
+        raise RecordError(
+            "version_mismatch",
+            "weight versions must cover the tokens without holes",
+            got=[(span.start, span.end) for span in spans],
+            limit=num_tokens,
+        )
+    return tuple(
+        VersionSpan(span.end - span.start, parse_version(span.version), parse_version(label))
+        for span, label in zip(spans, labels, strict=True)
+    )
+
+
+def _finish(reason: str | None) -> CompletionFinish:
+    match reason:
+        case "stop" | "length" | "abort":
+            return reason
+    raise RecordError("bad_finish", "a completion ended for an unknown reason", got=repr(reason))

@@ -1,0 +1,106 @@
+"""The optimizer: AdamW with global-norm clipping and a learning-rate schedule.
+
+The settings may be read without JAX; optax is imported where the optimizer is made.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+if TYPE_CHECKING:
+    import optax
+
+
+class OptimizerSettings(BaseModel):
+    """Settings of AdamW, its clipping and its schedule."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    learning_rate: float = Field(1e-5, gt=0, description="Highest learning rate, reached after the warm-up.")
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        "constant", description="How the learning rate goes on after the warm-up."
+    )
+    warmup_steps: int = Field(
+        0, ge=0, description="Steps of linear warm-up; step s uses (s + 1) / warmup_steps."
+    )
+    decay_until_step: int | None = Field(
+        None, ge=1, description="Step at which a cosine or linear schedule reaches its end."
+    )
+    end_fraction: float = Field(
+        0.0, ge=0, le=1, description="Learning rate at the end of the schedule, as a share of the highest."
+    )
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment per step.")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment per step.")
+    epsilon: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled decay of matrices; norms are not decayed.")
+    max_gradient_norm: float = Field(
+        1.0, gt=0, description="Gradients of a larger global norm are scaled down to it; inf turns it off."
+    )
+
+    @model_validator(mode="after")
+    def _decay_has_an_end(self) -> Self:
+        if self.schedule == "constant":
+            return self
+        if self.decay_until_step is None or self.decay_until_step <= self.warmup_steps:
+            raise ValueError(
+                f"schedule={self.schedule} needs decay_until_step > warmup_steps "
+                f"(got {self.decay_until_step}, {self.warmup_steps}). Set optimizer.decay_until_step."
+            )
+        return self
+
+
+def make_schedule(settings: OptimizerSettings) -> optax.Schedule:
+    """Return the learning rate as a function of the number of steps taken so far.
+
+    Linear warm-up to `learning_rate`, then constant, or from `warmup_steps` to `decay_until_step` by a cosine or a
+    line down to `end_fraction` of it.
+
+    References:
+        Loshchilov and Hutter 2017, SGDR, eq. 5 (cosine).
+    """
+    import jax.numpy as jnp
+    import optax
+
+    peak, warmup = settings.learning_rate, settings.warmup_steps
+    decay_steps = (settings.decay_until_step or 0) - warmup
+    if settings.schedule == "cosine":
+        after = optax.cosine_decay_schedule(peak, decay_steps, alpha=settings.end_fraction)
+    elif settings.schedule == "linear":
+        after = optax.linear_schedule(peak, peak * settings.end_fraction, decay_steps)
+    else:
+        after = optax.constant_schedule(peak)
+
+    def schedule(count: optax.ScalarOrSchedule) -> optax.ScalarOrSchedule:
+        if not warmup:
+            return after(count)
+        return jnp.where(count < warmup, peak * (count + 1) / warmup, after(count - warmup))
+
+    return schedule
+
+
+def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
+    """Build clipping, Adam, decoupled weight decay and the schedule, in this order.
+
+    References:
+        Kingma and Ba 2015, Adam, algorithm 1; Loshchilov and Hutter 2019, Decoupled weight decay, algorithm 2;
+        Pascanu et al. 2013, On the difficulty of training recurrent neural networks, algorithm 1 (clipping).
+    """
+    import optax
+
+    parts = [optax.scale_by_adam(settings.beta1, settings.beta2, settings.epsilon)]
+    if math.isfinite(settings.max_gradient_norm):
+        parts.insert(0, optax.clip_by_global_norm(settings.max_gradient_norm))
+    if settings.weight_decay:
+        parts.append(optax.add_decayed_weights(settings.weight_decay, mask=_decayed))
+    return optax.chain(*parts, optax.scale_by_learning_rate(make_schedule(settings)))
+
+
+def _decayed(params: dict) -> dict:
+    """Mark what weight decay applies to: everything but the norms' scales."""
+    marks = {name: not name.endswith("_norm") for name in params if name != "layers"}
+    if "layers" in params:
+        marks["layers"] = {name: not name.endswith("_norm") for name in params["layers"]}
+    return marks

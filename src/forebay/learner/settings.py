@@ -1,0 +1,43 @@
+"""Settings of the learner's loop; no JAX is imported here."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class LearnerSettings(BaseModel):
+    """How long the learner trains, and when it publishes, saves and gives up."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(100, ge=1, description="Batches to train.")
+    max_time_s: float | None = Field(
+        None, gt=0, description="End after this long, counted from the first batch."
+    )
+    publish_every: int = Field(1, ge=1, description="Batches between published versions.")
+    checkpoint_every: int = Field(20, ge=1, description="Batches between checkpoints.")
+    keep_checkpoints: int = Field(2, ge=1, description="Checkpoints kept, besides the best one.")
+    eval_every: int = Field(0, ge=0, description="Batches between held-out evaluations; 0 is never.")
+    eval_tasks: int = Field(64, ge=1, description="Held-out tasks of one evaluation.")
+    warmup_steps: int = Field(
+        1, ge=0, description="First batches that the utilization figures leave out, besides compilation."
+    )
+    max_nonfinite_steps: int = Field(
+        3, ge=1, description="Steps with a non-finite loss in a row that end the run."
+    )
+    no_progress_s: float = Field(600.0, gt=0, description="Longest time without a trained batch.")
+    keep_consumed: bool = Field(
+        False,
+        description="Keep every trained trajectory and the whole journal, so that the run can be replayed.",
+    )
+
+    @model_validator(mode="after")
+    def _publishes_before_it_ends(self) -> Self:
+        if self.publish_every > self.steps:
+            raise ValueError(
+                f"learner.publish_every={self.publish_every} exceeds learner.steps={self.steps}: the run would end "
+                f"before its first publication. Lower publish_every."
+            )
+        return self

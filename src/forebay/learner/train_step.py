@@ -1,0 +1,167 @@
+"""What one optimizer step computes: gradients of packed rows under `shard_map`, then one guarded update.
+
+The gradient function runs under `jax.shard_map` over `("data", "fsdp", "tensor")`; one device is a mesh of sizes 1 and
+runs the same code. Parameters are gathered over `fsdp` block by block inside the scan; the transpose of that gather
+scatters and adds their gradients, and the transpose of sharing a parameter over `data` adds them over `data`. The
+update is an ordinary `jit` on the sharded arrays: the partitioner then computes the global norm over all shards, and
+the optimizer stays optax as published.
+
+Legend: B rows, T tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from forebay.batching.rows import TrainRows
+from forebay.models.config import ModelConfig
+from forebay.models.logprobs import token_logprobs
+from forebay.models.params import Params
+from forebay.models.settings import ComputeSettings
+from forebay.models.sharding import ROW_AXES, SHARDED
+from forebay.objectives.inputs import LossInputs, LossSums
+from forebay.objectives.surrogate import Objective
+
+
+class TrainState(NamedTuple):
+    """What an optimizer step changes.
+
+    Attributes:
+        params: Parameter tree, float32 master weights.
+        opt_state: State of the optimizer.
+        step: int32 scalar, optimizer steps applied.
+    """
+
+    params: Params
+    opt_state: optax.OptState
+    step: Int[Array, ""]
+
+
+class Accumulator(NamedTuple):
+    """What the micro-batches of one step add up to.
+
+    Attributes:
+        gradients: Gradient of the loss, float32, shaped and sharded like the parameters.
+        sums: What the objective measured; `sums.loss` is the loss so far.
+    """
+
+    gradients: Params
+    sums: LossSums
+
+
+class StepStats(NamedTuple):
+    """What one optimizer step did; float32 scalars, except `finite`.
+
+    Attributes:
+        sums: What the objective measured over the whole batch.
+        grad_norm: Global norm of the gradient before clipping.
+        update_norm: Global norm of the change of the parameters; 0 if nothing was updated.
+        learning_rate: Learning rate of this step.
+        finite: bool. Whether loss and gradient norm were finite. If not, the state is unchanged, bit for bit.
+    """
+
+    sums: LossSums
+    grad_norm: Float[Array, ""]
+    update_norm: Float[Array, ""]
+    learning_rate: Float[Array, ""]
+    finite: Bool[Array, ""]
+
+
+def add_gradients(
+    params: Params,
+    accumulator: Accumulator,
+    rows: TrainRows,
+    denominator: Float[Array, ""],
+    *,
+    config: ModelConfig,
+    objective: Objective,
+    compute: ComputeSettings,
+) -> Accumulator:
+    """Add a micro-batch's gradient and sums; runs per shard, inside the `shard_map`.
+
+    Args:
+        params: This shard's parameters.
+        accumulator: This shard's gradients so far; the sums are whole.
+        rows: This shard's rows.
+        denominator: Of the whole batch, fixed before it was split into micro-batches.
+        config: The model.
+        objective: What is minimized; additive over rows.
+        compute: Types, remat, attention and the chunk of the loss.
+    """
+    inputs = LossInputs(
+        rows.loss_mask, rows.advantages, rows.behavior_logprobs, rows.proximal_logprobs, rows.segment_ids
+    )
+
+    def loss_of(params: Params) -> tuple[Array, LossSums]:
+        logprobs, entropy = row_logprobs(params, rows, config, compute)
+        return objective(logprobs, entropy, inputs, denominator)
+
+    gradients, sums = jax.grad(loss_of, has_aux=True)(params)
+    sums = jax.tree.map(lambda value: jax.lax.psum(value.astype(jnp.float32), ROW_AXES), sums)
+    return jax.tree.map(jnp.add, accumulator, Accumulator(gradients, sums))
+
+
+def row_logprobs(
+    params: Params, rows: TrainRows, config: ModelConfig, compute: ComputeSettings
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Return logprobs and entropy [B, T] of this shard's rows; runs inside the `shard_map`."""
+    return token_logprobs(
+        params,
+        config,
+        rows.tokens,
+        rows.segment_ids,
+        rows.positions,
+        rows.temperature,
+        compute=compute,
+        axes=SHARDED,
+    )
+
+
+def new_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
+    """Return the state before the first step."""
+    return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
+
+
+def apply_gradients(
+    state: TrainState,
+    accumulator: Accumulator,
+    *,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+) -> tuple[TrainState, Accumulator, StepStats]:
+    """Take one optimizer step, or none at all if loss or gradient is not finite.
+
+    Args:
+        state: The current state.
+        accumulator: Gradient and sums of the whole batch.
+        optimizer: Its state counts the steps that the schedule sees.
+        schedule: The optimizer's learning rate, for the report.
+
+    Returns:
+        The new state, an emptied accumulator, and what the step did.
+    """
+    gradients, sums = accumulator
+    grad_norm = optax.tree.norm(gradients)
+    finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums.loss)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    updated = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
+    chosen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
+    stats = StepStats(
+        sums=sums,
+        grad_norm=grad_norm,
+        update_norm=jnp.where(finite, optax.tree.norm(updates), 0.0),
+        learning_rate=jnp.asarray(schedule(state.step), jnp.float32),
+        finite=finite,
+    )
+    return chosen, jax.tree.map(jnp.zeros_like, accumulator), stats
+
+
+def snapshot(params: Params) -> Params:
+    """Copy parameters to host memory that no later step can touch: published parameters are never donated buffers."""
+    return jax.tree.map(lambda leaf: np.array(leaf, copy=True), jax.device_get(params))

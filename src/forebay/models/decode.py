@@ -1,0 +1,147 @@
+"""Decoding: a key-value cache of fixed slots, chunked prefill, and one step for all slots.
+
+Legend: S slots, M cached tokens per slot, N key-value heads, H query heads, K head size, P tokens of a chunk,
+R rows of a prefill, V vocabulary.
+
+Blocks are written out and each has its own cache arrays: looping over stacked caches copies them at every token.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, DTypeLike, Float, Int
+
+from forebay.models.attention import dense_attention
+from forebay.models.config import ModelConfig
+from forebay.models.params import Params, cast, split_layers
+from forebay.models.rope import rotation
+from forebay.models.sharding import UNSHARDED
+from forebay.models.transformer import block, embed, output_logits, output_table, rms_norm
+
+
+class KVCache(NamedTuple):
+    """Rotated keys and values of every slot, one array per block."""
+
+    keys: tuple[Float[Array, "S M N K"], ...]
+    values: tuple[Float[Array, "S M N K"], ...]
+
+
+def init_cache(config: ModelConfig, num_slots: int, max_length: int, dtype: DTypeLike = jnp.float32) -> KVCache:
+    """Return an empty cache; what a slot holds beyond its length is never read."""
+    shape = (num_slots, max_length, config.num_kv_heads, config.head_size)
+
+    def arrays() -> tuple[Array, ...]:
+        return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
+
+    return KVCache(arrays(), arrays())
+
+
+def decode_params(params: Params, dtype: DTypeLike = jnp.float32) -> Params:
+    """Prepare a parameter tree for `prefill` and `decode_step`: compute type, blocks split. Once per weight load."""
+    return split_layers(cast(params, dtype))
+
+
+def prefill(
+    params: Params,
+    config: ModelConfig,
+    cache: KVCache,
+    tokens: Int[Array, "R P"],
+    slots: Int[Array, " R"],
+    starts: Int[Array, " R"],
+    lengths: Int[Array, " R"],
+    *,
+    window: int | None = None,
+) -> tuple[KVCache, Float[Array, "R V"]]:
+    """Write chunks of prompts into their slots; each chunk sees what its slot already holds before `starts`.
+
+    Args:
+        params: From `decode_params`.
+        config: The model.
+        cache: Current cache; donate it.
+        tokens: [R, P] int32; chunk r is `tokens[r, : lengths[r]]`, the rest is ignored.
+        slots: [R] int32; distinct, except that any value >= S marks an unused row.
+        starts: [R] int32, tokens that the slot already holds; 0 for a new prompt.
+        lengths: [R] int32, tokens of the chunk, 1 to P; `starts + lengths <= M`.
+        window: Static; reads only the first `window` cached tokens. Needs `starts + lengths <= window`.
+
+    Returns:
+        The cache, and float32 logits after the last token of each chunk (padding ids at -inf). Only the logits of a
+        prompt's last chunk predict its first new token.
+    """
+    num_slots, max_length = cache.keys[0].shape[:2]
+    offsets = jnp.arange(tokens.shape[1])
+    positions = starts[:, None] + offsets
+    # Tokens past the chunk's end go out of bounds, where a scatter drops them.
+    columns = jnp.where(offsets < lengths[:, None], positions, max_length + offsets)
+    visible = jnp.arange(window or max_length) <= positions[:, :, None]
+    rows = jnp.minimum(slots, num_slots - 1)
+
+    x, cache = _run(params, config, cache, tokens, positions, (slots[:, None], columns), (rows, visible))
+    last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)[:, 0]
+    return cache, output_logits(last, output_table(params, x.dtype), config)
+
+
+def decode_step(
+    params: Params,
+    config: ModelConfig,
+    cache: KVCache,
+    tokens: Int[Array, " S"],
+    lengths: Int[Array, " S"],
+    *,
+    window: int | None = None,
+) -> tuple[KVCache, Float[Array, "S V"]]:
+    """Append one token to every slot and return the logits of the next.
+
+    Args:
+        params: From `decode_params`.
+        config: The model.
+        cache: Current cache; donate it.
+        tokens: [S] int32, the newest token of each slot, not yet in the cache.
+        lengths: [S] int32, tokens that the slot already holds, which is also where `tokens` is written. A slot that
+            is idle may be given anything: what is written there is beyond its length and is overwritten before it is
+            read. A value >= M writes nothing.
+        window: Static; reads only the first `window` cached tokens. Needs `lengths < window` in slots that matter.
+
+    Returns:
+        The cache, and float32 logits [S, V] with padding ids at -inf.
+    """
+    num_slots, max_length = cache.keys[0].shape[:2]
+    visible = jnp.arange(window or max_length) <= lengths[:, None, None]
+    where = (jnp.arange(num_slots)[:, None], lengths[:, None])
+    x, cache = _run(params, config, cache, tokens[:, None], lengths[:, None], where, (None, visible))
+    return cache, output_logits(x[:, 0], output_table(params, x.dtype), config)
+
+
+def _run(
+    params: Params,
+    config: ModelConfig,
+    cache: KVCache,
+    tokens: Int[Array, "R P"],
+    positions: Int[Array, "R P"],
+    where: tuple[Array, Array],
+    seen: tuple[Array | None, Array],
+) -> tuple[Float[Array, "R P D"], KVCache]:
+    """Run all blocks; write keys and values at `where`, attend to the cached rows and tokens named by `seen`."""
+    turn = rotation(config, positions)
+    rows, visible = seen
+    x = embed(params["embedding"], tokens, UNSHARDED)
+    keys: list[Array] = []
+    values: list[Array] = []
+    for number, layer in enumerate(params["layers"]):
+
+        def attend(q: Array, k: Array, v: Array, number: int = number) -> tuple[Array, Any]:
+            cached = tuple(
+                side[number].at[where].set(new.astype(side[number].dtype), mode="drop")
+                for side, new in ((cache.keys, k), (cache.values, v))
+            )
+            read = [side[:, : visible.shape[-1]] if rows is None else side[rows, : visible.shape[-1]]
+                    for side in cached]
+            return dense_attention(q, *read, visible), cached
+
+        x, (key, value) = block(x, layer, config, turn, attend, UNSHARDED)
+        keys.append(key)
+        values.append(value)
+    x = rms_norm(x, params["final_norm"], config.rms_norm_eps)
+    return x, KVCache(tuple(keys), tuple(values))

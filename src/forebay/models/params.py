@@ -1,0 +1,65 @@
+"""The parameter tree: plain nested dicts of arrays, blocks stacked on a leading axis.
+
+    {"embedding": [V, D], "layers": {"q_proj": [L, D, H, K], ...}, "final_norm": [D], "lm_head": [V, D]}
+
+`layout.PARAMETERS` is the full list.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, DTypeLike
+
+from forebay.models.config import ModelConfig
+from forebay.models.layout import Parameter, parameters_of, place
+
+Params = dict[str, Any]
+_INIT_STD = 0.02
+
+
+def init_params(config: ModelConfig, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
+    """Draw a new model: norms 1, projections into the residual stream N(0, 0.02 / sqrt(2 L)), the rest N(0, 0.02).
+
+    Args:
+        config: The model.
+        key: A JAX random key; the same key gives the same numbers on every mesh.
+        dtype: Type of the arrays.
+
+    References:
+        Radford et al. 2019 (GPT-2), section 2.3, for the scale of the residual projections.
+    """
+    params: Params = {}
+    for number, parameter in enumerate(parameters_of(config)):
+        shape = parameter.shape(config)
+        if parameter.in_layers:
+            shape = (config.num_layers, *shape)
+        place(params, parameter, _draw(parameter, shape, jax.random.fold_in(key, number), config, dtype))
+    return params
+
+
+def _draw(
+    parameter: Parameter, shape: tuple[int, ...], key: Array, config: ModelConfig, dtype: DTypeLike
+) -> Array:
+    if len(parameter.axes) == 1:
+        return jnp.ones(shape, dtype)
+    into_residual = parameter.name in ("o_proj", "down_proj")
+    std = _INIT_STD / (2 * config.num_layers) ** 0.5 if into_residual else _INIT_STD
+    return (std * jax.random.normal(key, shape)).astype(dtype)
+
+
+def split_layers(params: Params) -> Params:
+    """Return the tree with `layers` as a tuple of one dict per block, for programs that write the blocks out.
+
+    Decoding uses it: slicing stacked weights inside a loop copies them at every token.
+    """
+    num_layers = jax.tree.leaves(params["layers"])[0].shape[0]
+    layers = tuple(jax.tree.map(lambda leaf: leaf[index], params["layers"]) for index in range(num_layers))
+    return {**params, "layers": layers}
+
+
+def cast(params: Params, dtype: DTypeLike) -> Params:
+    """Return the tree in another type."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)

@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from forebay.objectives import (
+    Diagnostics,
+    LossInputs,
+    LossSums,
+    ObjectiveSettings,
+    batch_denominator,
+    count_fresh,
+    summarize,
+)
+from forebay.objectives.build import build_objective
+from forebay.objectives.corrections import truncated_weight
+from forebay.objectives.reductions import sum_over_sequences, sum_over_tokens
+from forebay.objectives.surrogate import PolicyTokens
+from tests.golden import oracle
+
+CASES = json.loads((Path(__file__).parent / "expected.json").read_text())
+NAN = math.nan
+OPEN = {"tis_cap": None, "geometric_low": None, "geometric_high": None}
+
+
+@functools.cache
+def compiled(settings: ObjectiveSettings) -> Callable[..., Any]:
+    return jax.jit(jax.value_and_grad(build_objective(settings), has_aux=True))
+
+
+def evaluate(
+    settings: ObjectiveSettings, packed: oracle.Packed, denominator: float | None = None
+) -> tuple[float, np.ndarray, LossSums]:
+    """Value, gradient by logprobs and sums, float32 under jit."""
+    assert packed.logprobs.dtype == np.float32
+    inputs = LossInputs(
+        packed.loss_mask,
+        packed.advantages,
+        packed.behavior_logprobs,
+        packed.proximal_logprobs,
+        packed.segment_ids,
+    )
+    if denominator is None:
+        denominator = batch_denominator(settings, count_fresh(packed.loss_mask, packed.segment_ids))
+    (loss, sums), grad = compiled(settings)(
+        jnp.asarray(packed.logprobs), jnp.asarray(packed.entropy), inputs, jnp.float32(denominator)
+    )
+    assert all(value.dtype == jnp.float32 and value.shape == () for value in sums)
+    return float(loss), np.asarray(grad), jax.device_get(sums)
+
+
+def rows(*values: list[float | None]) -> np.ndarray:
+    return np.array([[NAN if v is None else v for v in row] for row in values], dtype=np.float32)
+
+
+def one_row(
+    current: list[float],
+    behavior: list[float | None],
+    advantage: list[float],
+    mask: list[int] | None = None,
+    proximal: list[float] | None = None,
+) -> oracle.Packed:
+    length = len(current)
+    return oracle.Packed(
+        logprobs=rows(current),
+        entropy=np.zeros((1, length), dtype=np.float32),
+        loss_mask=np.array([mask or [1] * length], dtype=bool),
+        advantages=rows(advantage),
+        behavior_logprobs=rows(behavior),
+        proximal_logprobs=rows(proximal or [NAN] * length),
+        segment_ids=np.ones((1, length), dtype=np.int32),
+        place=[],
+    )
+
+
+def settings_of(recipe: oracle.Recipe) -> ObjectiveSettings:
+    return ObjectiveSettings(
+        loss=recipe.loss,
+        proximal=recipe.proximal if recipe.loss == "decoupled_ppo" else "current",
+        clip_low=recipe.clip_low,
+        clip_high=recipe.clip_high,
+        tis_cap=recipe.cap,
+        geometric_low=recipe.geometric[0],
+        geometric_high=recipe.geometric[1],
+        icepop_low=recipe.icepop[0],
+        icepop_high=recipe.icepop[1],
+        entropy_coef=recipe.entropy_coef,
+        reduction=recipe.reduction,
+        constant_tokens=recipe.constant_tokens if recipe.reduction == "constant" else None,
+    )
+
+
+RECIPES = {
+    "decoupled-default": oracle.Recipe(cap=2.0, geometric=(0.8, 1.25)),
+    "decoupled-current": oracle.Recipe(proximal="current", cap=2.0, geometric=(0.8, 1.25)),
+    "decoupled-icepop-sequence": oracle.Recipe(icepop=(0.5, 1.5), reduction="sequence"),
+    "decoupled-entropy": oracle.Recipe(cap=1.5, entropy_coef=0.1),
+    "ppo-token": oracle.Recipe(loss="ppo_clip"),
+    "ppo-constant": oracle.Recipe(loss="ppo_clip", clip_high=0.2, reduction="constant", constant_tokens=16),
+    "reinforce-cap": oracle.Recipe(loss="reinforce", cap=1.2, reduction="sequence"),
+    "reinforce-both": oracle.Recipe(loss="reinforce", cap=2.0, geometric=(0.8, 1.25), icepop=(0.5, 2.0)),
+    "cross-entropy": oracle.Recipe(loss="cross_entropy", cap=2.0, geometric=(0.8, 1.25)),
+    "cross-entropy-sequence": oracle.Recipe(loss="cross_entropy", reduction="sequence"),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
+def test_loss_and_gradient_match_the_oracle(recipe: oracle.Recipe) -> None:
+    batch = oracle.random_batch(seed=11, lengths=[5, 3, 9, 1, 6])
+    packed = oracle.pack(batch, layout=[[0, 1], [2, 3], [4], []], length=12)
+    loss, grad, sums = evaluate(settings_of(recipe), packed)
+    assert loss == pytest.approx(oracle.loss(batch, recipe), rel=2e-6)
+    expected = np.zeros_like(grad)
+    for slopes, places in zip(oracle.gradient(batch, recipe), packed.place, strict=True):
+        for slope, (b, t) in zip(slopes, places, strict=True):
+            expected[b, t] = slope
+    np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=1e-7)
+    gone = [oracle.rejected(sequence, recipe) for sequence in batch]
+    assert sums.rejected_tokens == sum(sum(row) for row in gone)
+    figures = summarize(sums)
+    assert figures.fresh_tokens == packed.loss_mask.sum() > 0
+    assert figures.sequences == sum(any(t.trained for t in sequence) for sequence in batch)
+    assert figures.ess == pytest.approx(oracle.effective_sample_size(batch, recipe), rel=1e-5)
+    assert figures.mask_fraction == pytest.approx(1 - packed.loss_mask.sum() / 24)
+
+
+def test_recipes_reject_clip_and_cap_something() -> None:
+    batch = oracle.random_batch(seed=11, lengths=[5, 3, 9, 1, 6])
+    packed = oracle.pack(batch, layout=[[0, 1], [2, 3], [4], []], length=12)
+    counted = {name: evaluate(settings_of(recipe), packed)[2] for name, recipe in RECIPES.items()}
+    assert 0 < counted["decoupled-default"].rejected_tokens < packed.loss_mask.sum()
+    assert counted["decoupled-default"].rejected_sequences >= 1
+    assert counted["ppo-token"].clipped_tokens > 0
+    assert counted["reinforce-cap"].capped_tokens > 0
+    assert counted["reinforce-both"].rejected_tokens > 0
+    assert counted["cross-entropy"].rejected_tokens == 0
+
+
+def test_c07_only_action_tokens_are_trained_and_counted() -> None:
+    case = CASES["C07"]
+    logp, mask = case["input"]["logp"], case["input"]["mask"]
+    packed = one_row(logp, logp, [2.0] * 6, mask)
+    loss, _, sums = evaluate(ObjectiveSettings(loss="reinforce"), packed)
+    assert sums.tokens == case["expect"]["loss_tokens"]
+    assert loss == pytest.approx(case["expect"]["reinforce_loss_token_mean"])
+    loss, grad, _ = evaluate(ObjectiveSettings(loss="ppo_clip"), packed)
+    assert loss == pytest.approx(case["expect"]["surrogate_loss_ratio1"])
+    np.testing.assert_allclose(grad[0], [-2 / 3, -2 / 3, 0, 0, 0, -2 / 3], rtol=1e-6)
+
+
+def test_c08_sampled_end_of_sequence_is_trained_and_padding_is_not() -> None:
+    expect = CASES["C08"]["expect"]
+    first_two, eos = -4.356074, expect["sum_logp"] + 4.356074
+    packed = one_row([-2.0, first_two + 2.0, eos, NAN, NAN], [None] * 5, [NAN] * 5, expect["mask"])
+    loss, grad, sums = evaluate(ObjectiveSettings(loss="cross_entropy"), packed)
+    assert sums.tokens == expect["n_tokens"]
+    assert loss * expect["n_tokens"] == pytest.approx(-expect["sum_logp"], rel=1e-6)
+    np.testing.assert_allclose(grad[0], [-1 / 3, -1 / 3, -1 / 3, 0, 0], rtol=1e-6)
+    assert sums.missing_tokens == 0
+
+
+def test_c12_zero_advantages_give_zero_loss_and_gradient() -> None:
+    packed = one_row([-1.0, -0.3, -2.0], [-1.4, -0.1, -2.2], [0.0] * 3)
+    loss, grad, _ = evaluate(ObjectiveSettings(), packed)
+    assert loss == 0.0
+    assert np.abs(grad).max() == 0.0
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_c17_micro_batches_add_up_to_the_token_mean(parts: int) -> None:
+    case = CASES["C17"]
+    losses = case["input"]["per_token_loss"]
+    batch = [[oracle.Token(-value, 0.0, 0.0, 1.0) for value in sequence] for sequence in losses]
+    settings = ObjectiveSettings(loss="cross_entropy")
+    whole = oracle.pack(batch, [[0], [1], [2], [3]], length=10)
+    _, expected_grad, _ = evaluate(settings, whole)
+    denominator = batch_denominator(settings, count_fresh(whole.loss_mask, whole.segment_ids))
+    size = 4 // parts
+    results = [
+        evaluate(settings, oracle.pack(batch, [[i] for i in range(first, first + size)], 10), denominator)
+        for first in range(0, 4, size)
+    ]
+    assert sum(loss for loss, _, _ in results) == pytest.approx(case["expect"][f"accum_{parts}"])
+    np.testing.assert_allclose(np.concatenate([grad for _, grad, _ in results]), expected_grad, rtol=1e-6)
+    summed = LossSums(*(sum(values) for values in zip(*(sums for _, _, sums in results), strict=True)))
+    assert summarize(summed).loss == pytest.approx(case["expect"]["token_mean"])
+    assert summed.tokens == 16
+
+
+def test_c17_sequence_mean_is_another_number() -> None:
+    losses = CASES["C17"]["input"]["per_token_loss"]
+    batch = [[oracle.Token(-value, 0.0, 0.0, 1.0) for value in sequence] for sequence in losses]
+    settings = ObjectiveSettings(loss="cross_entropy", reduction="sequence")
+    loss, _, _ = evaluate(settings, oracle.pack(batch, [[0], [1, 2], [3]], length=10))
+    assert loss == pytest.approx(CASES["C17"]["expect"]["seq_mean_token_mean"])
+
+
+@pytest.mark.parametrize("layout", [[[0, 1], [2], []], [[0], [1], [2]], [[2, 0], [], [1]]])
+def test_c19_packed_neighbors_are_separate_sequences(layout: list[list[int]]) -> None:
+    case = CASES["C19"]
+    batch = [
+        [oracle.Token(-value, 0.0, 0.0, 1.0) for value in sequence]
+        for sequence in case["input"]["seqs"].values()
+    ]
+    packed = oracle.pack(batch, layout, length=8)
+    wanted = {
+        "token_mean": {"reduction": "token"},
+        "seq_mean_token_mean": {"reduction": "sequence"},
+        "seq_mean_token_sum": {"reduction": "constant", "constant_tokens": 1},
+        "seq_mean_token_sum_norm_8": {"reduction": "constant", "constant_tokens": 8},
+    }
+    for name, choice in wanted.items():
+        loss, _, _ = evaluate(ObjectiveSettings(loss="cross_entropy", **choice), packed)
+        assert loss == pytest.approx(case["expect"][name], rel=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"),
+    [
+        ("token_mean", {"reduction": "token"}),
+        ("seq_mean_token_mean", {"reduction": "sequence"}),
+        ("seq_mean_token_sum", {"reduction": "constant", "constant_tokens": 1}),
+        ("dr_grpo_const_10", {"reduction": "constant", "constant_tokens": 10}),
+    ],
+)
+def test_c20_each_reduction_weighs_tokens_as_its_name_says(name: str, choice: dict[str, object]) -> None:
+    expect = CASES["C20"]["expect"]
+    batch = [[oracle.Token(-1.0, -1.0, -1.0, 1.0)] * 2, [oracle.Token(-1.0, -1.0, -1.0, -1.0)] * 8]
+    loss, grad, _ = evaluate(ObjectiveSettings(loss="ppo_clip", **choice), oracle.pack(batch, [[0, 1]], 10))
+    assert loss == pytest.approx(expect["loss"][name], abs=1e-7)
+    positive, negative = expect["weight_of_one_token"][name]
+    np.testing.assert_allclose(grad[0], [-positive] * 2 + [-negative] * 8, rtol=1e-6)
+
+
+def test_c24_filtered_token_cannot_poison_the_loss() -> None:
+    case = CASES["C24"]
+    settings = ObjectiveSettings(**OPEN, icepop_low=0.5, icepop_high=5.0)
+    packed = one_row(case["input"]["current_logp"], case["input"]["behaviour_logp"], [1.0, 1.0])
+    loss, grad, sums = evaluate(settings, packed)
+    assert loss == case["expect"]["loss_sum_over_2_tokens_mean"]
+    np.testing.assert_array_equal(grad[0], case["expect"]["grad_wrt_current_logp"])
+    assert sums.rejected_tokens == 1
+    assert sums.clamped_tokens == 1
+    assert np.isfinite(list(sums)).all()
+
+
+@pytest.mark.parametrize("loss_name", ["decoupled_ppo", "ppo_clip", "reinforce"])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_c24_log_ratio_of_a_thousand_stays_finite(loss_name: str, advantage: float) -> None:
+    extreme = [-1.0, -1.0]
+    packed = one_row(extreme, [-1001.0, -1.0], [advantage] * 2)
+    loss, grad, sums = evaluate(ObjectiveSettings(loss=loss_name, **OPEN), packed)
+    assert np.isfinite(loss)
+    assert np.isfinite(grad).all()
+    assert np.isfinite(list(sums)).all()
+    assert sums.clamped_tokens == 1
+
+
+def test_c25_token_without_behavior_logprob_is_trained_with_ratio_one() -> None:
+    case = CASES["C25"]
+    settings = ObjectiveSettings(loss="ppo_clip", clip_high=0.2, **OPEN)
+    for lost in (None, -math.inf):
+        behavior = [lost if value is None else value for value in case["input"]["behaviour"]]
+        loss, grad, sums = evaluate(settings, one_row(case["input"]["current"], behavior, [1.0] * 3))
+        assert loss == pytest.approx(case["expect"]["policy_ratio_one"]["token_mean"], rel=1e-6)
+        np.testing.assert_allclose(grad[0], [0.0, -1 / 3, -0.904837 / 3], rtol=1e-5)
+        assert sums.missing_tokens == 1
+        assert np.isfinite(list(sums)).all()
+
+
+def test_c26_logprobs_at_the_sampling_temperature_give_ratio_one() -> None:
+    case = CASES["C26"]
+    sampled, raw = case["expect"]["table"]["0.6"], case["wrong"]["table"]["0.6"]["raw"]
+    right = summarize(evaluate(ObjectiveSettings(), one_row(sampled, sampled, [1.0] * 4))[2])
+    assert (
+        right.ratio_mean
+        == right.weight_mean
+        == right.ess
+        == case["expect"]["first_token_ratio_trainer_over_engine"]
+    )
+    assert right.k3 == right.logprob_mismatch == 0.0
+    wrong = summarize(evaluate(ObjectiveSettings(), one_row(sampled, raw, [1.0] * 4))[2])
+    assert wrong.logprob_mismatch == pytest.approx(np.abs(np.subtract(sampled, raw)).mean(), rel=1e-5)
+
+
+def test_c28_correction_weighs_by_proximal_over_behavior() -> None:
+    case = CASES["C28"]
+    given, expect = case["input"], case["expect"]
+    settings = ObjectiveSettings(
+        proximal="recomputed",
+        clip_low=given["clip"],
+        clip_high=given["clip"],
+        **{**OPEN, "tis_cap": given["cap"]},
+    )
+    packed = one_row(given["current"], given["behaviour"], given["A"], proximal=given["proximal"])
+    loss, grad, sums = evaluate(settings, packed)
+    assert loss == pytest.approx(expect["token_mean"], abs=1e-6)
+    np.testing.assert_allclose(grad[0], expect["grad_wrt_current"], atol=1e-6)
+    assert summarize(sums).ess == pytest.approx(expect["ess"], abs=1e-6)
+    assert sums.weight_sum == pytest.approx(sum(expect["w"]), abs=1e-6)
+    assert sums.ratio_sum == pytest.approx(sum(expect["r"]), abs=1e-5)
+    assert sums.capped_tokens == 1
+
+
+def test_c29_ratio_is_taken_to_the_policy_that_acted() -> None:
+    expect = CASES["C29"]["expect"]
+    settings = ObjectiveSettings(loss="ppo_clip", clip_high=0.2, **OPEN)
+    clipped = 0.0
+    for current, behavior, advantage, name in [
+        (-1.0, -1.5, 1.0, "_Apos"),
+        (-1.0, -1.5, -1.0, "_Aneg"),
+        (-1.5, -1.0, 1.0, "2_Apos"),
+        (-1.5, -1.0, -1.0, "2_Aneg"),
+    ]:
+        loss, grad, sums = evaluate(settings, one_row([current], [behavior], [advantage]))
+        assert loss == pytest.approx(expect[f"loss{name}"], abs=1e-6)
+        assert grad[0, 0] == pytest.approx(expect[f"grad{name}"], abs=1e-6)
+        assert sums.ratio_sum == pytest.approx(expect["ratio2" if name[0] == "2" else "ratio"], abs=1e-6)
+        clipped += float(sums.clipped_tokens)
+    assert clipped / 4 == expect["clip_fraction_of_4"]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_c30_long_sequence_is_judged_on_logs(sign: float) -> None:
+    case = CASES["C30"]
+    length, per_token = case["input"]["tokens"], sign * case["input"]["per_token_log_ratio"]
+    packed = one_row([-1.0] * length, [-1.0 - per_token] * length, [1.0] * length)
+    loss, grad, sums = evaluate(ObjectiveSettings(), packed)
+    figures = summarize(sums)
+    assert figures.log_ratio_product == pytest.approx(sign * case["expect"]["log_product"], rel=1e-5)
+    assert figures.geometric_ratio == pytest.approx(case["expect"]["geometric_mean"] ** sign, rel=1e-6)
+    assert figures.rejected_fraction == 0.0
+    assert np.isfinite(loss)
+    assert np.isfinite(grad).all()
+    weight, capped = truncated_weight(jnp.full((1, 1), figures.log_ratio_product), case["input"]["cap"])
+    if sign < 0:
+        assert (float(weight[0, 0]), bool(capped[0, 0])) == (2.0, True)
+    else:
+        assert (float(weight[0, 0]), bool(capped[0, 0])) == (0.0, False)
+
+
+def test_c47_row_without_trained_tokens_counts_for_nothing() -> None:
+    case = CASES["C47"]
+    losses = np.array(case["input"]["per_token_loss"], np.float32)
+    mask = np.array(case["input"]["mask"], bool)
+    segments = np.ones((2, 3), dtype=np.int32)
+    none = np.zeros((2, 3), np.float32)
+    tokens = PolicyTokens(none, none, none, none, jnp.asarray(mask), jnp.asarray(segments))
+    counts = count_fresh(mask, segments)
+    token, sequence = ObjectiveSettings(), ObjectiveSettings(reduction="sequence")
+    by_token = sum_over_tokens(jnp.asarray(losses), tokens.mask, tokens) / batch_denominator(token, counts)
+    by_sequence = sum_over_sequences(jnp.asarray(losses), tokens.mask, tokens)
+    assert float(by_token) == case["expect"]["token_mean"]
+    assert (
+        float(by_sequence) / batch_denominator(sequence, counts)
+        == case["expect"]["seq_mean_token_mean_over_nonempty"]
+    )
+
+
+@pytest.mark.parametrize("reduction", ["token", "sequence"])
+@pytest.mark.parametrize("loss_name", ["decoupled_ppo", "ppo_clip", "reinforce", "cross_entropy"])
+def test_c47_batch_without_trained_tokens_has_loss_zero(loss_name: str, reduction: str) -> None:
+    packed = one_row([NAN, math.inf, -math.inf], [None] * 3, [NAN] * 3, mask=[0, 0, 0])
+    settings = ObjectiveSettings(loss=loss_name, reduction=reduction, entropy_coef=0.1)
+    loss, grad, sums = evaluate(settings, packed)
+    assert loss == CASES["C47"]["expect"]["all_masked_batch"]
+    np.testing.assert_array_equal(grad, np.zeros((1, 3)))
+    assert summarize(sums) == Diagnostics(
+        **dict.fromkeys(Diagnostics.__dataclass_fields__, 0) | {"mask_fraction": 1.0, "geometric_ratio": 1.0}
+    )

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from forebay.errors import ConfigError
+from forebay.objectives import ObjectiveSettings
+
+
+def test_defaults_are_the_stale_tolerant_ones() -> None:
+    settings = ObjectiveSettings()
+    assert (settings.loss, settings.proximal, settings.reduction) == ("decoupled_ppo", "current", "token")
+    assert (settings.tis_cap, settings.geometric_low, settings.geometric_high) == (2.0, 0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tis_cap", 0.5),
+        ("tis_cap", math.nan),
+        ("clip_low", 0.0),
+        ("clip_low", 1.0),
+        ("clip_high", -0.1),
+        ("geometric_low", 1.0),
+        ("geometric_high", 1.0),
+        ("icepop_low", 2.0),
+        ("icepop_high", 0.5),
+        ("entropy_coef", math.inf),
+        ("advantage_eps", 0.0),
+        ("advantage_ddof", 2),
+        ("constant_tokens", 0),
+        ("loss", "grpo"),
+        ("clip", 0.2),
+    ],
+)
+def test_impossible_values_are_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ObjectiveSettings(**{key: value})
+    assert caught.value.errors()[0]["loc"] == (key,)
+
+
+def test_no_bound_can_be_written_as_a_number() -> None:
+    settings = ObjectiveSettings(tis_cap=math.inf, geometric_low=0.0, geometric_high=math.inf)
+    assert settings.tis_cap == math.inf
+
+
+@pytest.mark.parametrize("choice", [{"reduction": "constant"}, {"constant_tokens": 100}])
+def test_constant_tokens_belongs_to_the_constant_reduction(choice: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match=r"constant_tokens is .*(Set|Remove) constant_tokens"):
+        ObjectiveSettings(**choice)
+
+
+def test_recomputed_proximal_needs_the_decoupled_loss() -> None:
+    with pytest.raises(ValidationError, match=r"got loss ppo_clip.*Set loss"):
+        ObjectiveSettings(loss="ppo_clip", proximal="recomputed")
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_updates"),
+    [
+        (ObjectiveSettings(), 1),
+        (ObjectiveSettings(proximal="recomputed"), 4),
+        (ObjectiveSettings(loss="ppo_clip"), 4),
+    ],
+)
+def test_updates_per_batch_that_work(settings: ObjectiveSettings, num_updates: int) -> None:
+    settings.check_updates_per_batch(num_updates)
+
+
+def test_several_updates_need_a_fixed_proximal_policy() -> None:
+    with pytest.raises(ConfigError, match=r"got 4 updates per batch, limit 1.*recomputed"):
+        ObjectiveSettings().check_updates_per_batch(4)
