@@ -1,7 +1,7 @@
 """Errors that say what is wrong, what was got, what the limit is, and what mends it.
 
-Every error that a user can meet is a `ForebayError`; its class decides the exit code of the command that meets it:
-2 for bad configuration or usage, 3 for no progress, 4 for a peer or service that failed.
+Every error that a user can meet is a `ForebayError`; its class decides the exit code of the command that
+meets it: 2 for bad configuration or usage, 3 for no progress, 4 for a peer or service that failed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class ForebayError(Exception):
         remedy: What the user can do; a command or a setting wherever possible.
 
     Example:
-        >>> print(ConfigError("batching.groups is too large", got=9, limit=8, remedy="Lower batching.groups."))
-        batching.groups is too large (got 9, limit 8). Lower batching.groups.
+        >>> print(ConfigError("batching.groups is too large", got=9, limit=8, remedy="Lower
+        batching.groups.")) batching.groups is too large (got 9, limit 8). Lower batching.groups.
     """
 
     exit_code: ClassVar[int] = 4
@@ -74,6 +74,10 @@ class StoreError(ForebayError):
 
 class StoreVersionError(ConfigError):
     """A store on disk has a format or a run that this program must not touch."""
+
+
+class RefusedError(StoreError):
+    """A result that the store will never take; trying again does not help."""
 
 
 class FencedError(StoreError):

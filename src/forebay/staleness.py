@@ -40,10 +40,15 @@ class StalenessSettings(BaseModel):
     def _credit_can_be_trained(self) -> Self:
         if self.credit is not None and self.on_stale != "mask" and self.credit > self.max_staleness + 1:
             raise ValueError(
-                f"staleness.credit={self.credit} exceeds max_staleness + 1 = {self.max_staleness + 1}: the last "
-                f"batch in flight would always be too old. Lower credit or raise max_staleness."
+                f"staleness.credit={self.credit} exceeds max_staleness + 1 = {self.max_staleness + 1}: the "
+                f"last batch in flight would always be too old. Lower credit or raise max_staleness."
             )
         return self
+
+    @property
+    def batches_in_flight(self) -> int:
+        """The credit with one optimizer update per batch, and the most there can be with several."""
+        return credit_batches(self)
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True):
@@ -138,15 +143,15 @@ def is_fresh(
     return staleness_of(version, now, forks) <= max_staleness
 
 
-def batches_in_flight(settings: StalenessSettings, updates_per_batch: int = 1) -> int:
+def credit_batches(settings: StalenessSettings, updates_per_batch: int = 1) -> int:
     """Return how many batches may be outstanding at once: the credit.
 
     With U optimizer updates per batch and C batches in flight, the last update of the youngest batch
-    differentiates a version C * U - 1 newer than the one its groups began with. So C = floor((max_staleness +
-    1) / U), unless set.
+    differentiates a version C * U - 1 newer than the one its groups began with. Unless set, C is therefore
+    floor((max_staleness + 1) / U).
 
     Example:
-        >>> batches_in_flight(StalenessSettings(max_staleness=8)), batches_in_flight(StalenessSettings(), 4)
+        >>> credit_batches(StalenessSettings(max_staleness=8)), credit_batches(StalenessSettings(), 4)
         (9, 2)
     """
     if settings.credit is not None:
@@ -177,7 +182,7 @@ def dispatch_allowance(
         >>> dispatch_allowance(StalenessSettings(max_staleness=4), 32, 0)
         160
     """
-    limit = batches_in_flight(settings, updates_per_batch) * groups_per_batch
+    limit = credit_batches(settings, updates_per_batch) * groups_per_batch
     if groups_left is not None:
         limit = min(limit, groups_left)
     return max(0, limit - num_outstanding)
@@ -209,7 +214,7 @@ def check_updates_per_batch(
             limit=f"max_staleness >= {oldest}",
             remedy="Lower batching.minibatches or batching.epochs, or raise staleness.max_staleness.",
         )
-    in_flight = batches_in_flight(settings, updates_per_batch)
+    in_flight = credit_batches(settings, updates_per_batch)
     oldest = in_flight * updates_per_batch - 1
     if settings.on_stale != "mask" and oldest > settings.max_staleness:
         raise ConfigError(
@@ -220,7 +225,7 @@ def check_updates_per_batch(
         )
     if publish_every > in_flight:
         raise ConfigError(
-            "credit is freed when a version is published, so the learner could never fill the batches between two",
+            "credit is freed at publication, so the learner could never fill the batches between two",
             got=f"publish_every={publish_every}",
             limit=f"{in_flight} batches in flight",
             remedy="Lower learner.publish_every or raise staleness.max_staleness.",

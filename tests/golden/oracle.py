@@ -83,6 +83,21 @@ def effective_sample_size(batch: Batch, recipe: Recipe) -> float:
     return sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights))
 
 
+def divergence(batch: Batch) -> dict[str, float]:
+    """Mean over trained tokens of how far the current policy is from the one that acted, and of entropy."""
+    trained = [token for sequence in batch for token in sequence if token.trained]
+    gaps = [token.current - token.behavior for token in trained]
+    products = [[token.current - token.behavior for token in sequence if token.trained] for sequence in batch]
+    nonempty = [logs for logs in products if logs]
+    return {
+        "k3": sum(math.exp(gap) - 1 - gap for gap in gaps) / len(gaps),
+        "logprob_mismatch": sum(abs(gap) for gap in gaps) / len(gaps),
+        "entropy": sum(token.entropy for token in trained) / len(trained),
+        "log_ratio_product": sum(sum(logs) for logs in nonempty) / len(nonempty),
+        "geometric_ratio": math.exp(sum(sum(logs) / len(logs) for logs in nonempty) / len(nonempty)),
+    }
+
+
 def _loss(moved: Batch, frozen: Batch, recipe: Recipe) -> float:
     totals, counts = [], []
     for sequence, still in zip(moved, frozen, strict=True):

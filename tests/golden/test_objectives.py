@@ -131,6 +131,9 @@ def test_loss_and_gradient_match_the_oracle(recipe: oracle.Recipe) -> None:
     assert figures.sequences == sum(any(t.trained for t in sequence) for sequence in batch)
     assert figures.ess == pytest.approx(oracle.effective_sample_size(batch, recipe), rel=1e-5)
     assert figures.mask_fraction == pytest.approx(1 - packed.loss_mask.sum() / 24)
+    if recipe.loss != "cross_entropy":
+        for name, value in oracle.divergence(batch).items():
+            assert getattr(figures, name) == pytest.approx(value, rel=1e-5, abs=1e-6), name
 
 
 def test_recipes_reject_clip_and_cap_something() -> None:

@@ -20,7 +20,8 @@ FRAME = Path(__file__).parent / "wire" / "v1.frame"
 HEADER = [
     "g7.m1.a0", "run-1", 2, "g7", 4, 1, 0, "add-17", "calculator",
     [[None, "stop", 0.25, 1.5, 2.0], [1.0, "length", 0.0, 0.5, 0.0]],
-    0.75, False, True, "truncated", 1700000000.5, 1700000012.25, 0.125, {"tool_calls": 3.0}, "tok-9f", "model-1a",
+    0.75, False, True, "truncated", 1700000000.5, 1700000012.25, 0.125, {"tool_calls": 3.0},
+    "tok-9f", "model-1a",
     [
         [6, 3, [[2, 4, 0], [5, 6, 1]], [[2, [1, 9], [1, 8]], [1, [2, 9], [1, 9]]],
          {"temperature": 0.5, "top_p": 1.0, "top_k": 0, "logprob_kind": "processed"}],

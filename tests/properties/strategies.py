@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -44,7 +46,7 @@ def version_spans(draw: st.DrawFn, num_tokens: int) -> tuple[VersionSpan, ...]:
     cuts = sorted(draw(st.sets(st.integers(1, num_tokens - 1), max_size=4))) if num_tokens > 1 else []
     edges = [0, *cuts, num_tokens] if num_tokens else [0]
     spans = []
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         kv_version, version = sorted((draw(versions), draw(versions)))
         spans.append(VersionSpan(stop - start, version, kv_version))
     return tuple(spans)
@@ -52,7 +54,10 @@ def version_spans(draw: st.DrawFn, num_tokens: int) -> tuple[VersionSpan, ...]:
 
 @st.composite
 def sequences(
-    draw: st.DrawFn, num_steps: int = 3, max_tokens: int = 40, sampling: st.SearchStrategy[Sampling] = samplings
+    draw: st.DrawFn,
+    num_steps: int = 3,
+    max_tokens: int = 40,
+    sampling: st.SearchStrategy[Sampling] = samplings,
 ) -> Sequence:
     """Draw one branch of up to `max_tokens` tokens."""
     num_tokens = draw(st.integers(1, max_tokens))

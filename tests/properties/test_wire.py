@@ -158,9 +158,9 @@ def _fields(**changes: str) -> bytes:
     """Write a header from JSON fragments, by the order of the format."""
     fields = {
         "trajectory_id": '"t"', "run_id": '"r"', "incarnation": "0", "group_id": '"g"', "group_size": "1",
-        "member": "0", "attempt": "0", "task_id": '"k"', "environment": '"e"', "steps": "[]", "reward": "null",
-        "terminated": "true", "truncated": "false", "finish": '"terminated"', "started_s": "0",
-        "finished_s": "0", "admission_s": "0", "metrics": "{}", "tokenizer": '""', "model": '""',
+        "member": "0", "attempt": "0", "task_id": '"k"', "environment": '"e"', "steps": "[]",
+        "reward": "null", "terminated": "true", "truncated": "false", "finish": '"terminated"',
+        "started_s": "0", "finished_s": "0", "admission_s": "0", "metrics": "{}", "tokenizer": '""', "model": '""',
         "sequences": "[]",
     }  # fmt: skip
     fields.update(changes)

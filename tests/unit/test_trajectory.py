@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -166,7 +164,9 @@ def test_only_the_full_sampled_distribution_is_trainable(changes: dict[str, Any]
     assert Sampling(**changes).trainable is trainable
 
 
-@pytest.mark.parametrize("changes", [{"temperature": math.nan}, {"top_p": 0.0}, {"top_p": 1.01}, {"top_k": -1}])
+@pytest.mark.parametrize(
+    "changes", [{"temperature": math.nan}, {"top_p": 0.0}, {"top_p": 1.01}, {"top_k": -1}]
+)
 def test_impossible_sampling_is_refused(changes: dict[str, Any]) -> None:
     assert refusal(Sampling, **changes) == "bad_sampling"
 
@@ -174,5 +174,3 @@ def test_impossible_sampling_is_refused(changes: dict[str, Any]) -> None:
 def test_records_are_frozen() -> None:
     with pytest.raises(AttributeError):
         trajectory().reward = 2.0  # type: ignore[misc]
-    assert not dataclasses.is_dataclass(Trajectory)
-    assert issubclass(Trajectory, msgspec.Struct)

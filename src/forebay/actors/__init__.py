@@ -1,1 +1,1 @@
-"""Actors: asyncio loops that run episodes against environments and generators, without JAX."""
+"""The actor pool: runs episodes, many at once, between the store and the generators; knows no JAX."""

@@ -21,7 +21,8 @@ class TrainRows(NamedTuple):
         loss_mask: [B, T] bool. True at fresh tokens: sampled by the policy and trained.
         advantages: [B, T] float32. Advantage of the token.
         behavior_logprobs: [B, T] float32, nats. Logprob under the policy that sampled the token.
-        proximal_logprobs: [B, T] float32, nats. Logprob at the start of the update; the behavior's when unused.
+        proximal_logprobs: [B, T] float32, nats. Logprob at the start of the update; the behavior's when
+            unused.
         temperature: [B, T] float32. Temperature that the token was sampled with; 0 at padding is fine.
     """
 

@@ -1,1 +1,5 @@
-"""The command line: one binary for every role."""
+"""The `forebay` command."""
+
+from forebay.cli.app import app, main
+
+__all__ = ["app", "main"]

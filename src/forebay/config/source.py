@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 from pydantic import BaseModel, ValidationError
@@ -185,6 +185,8 @@ def known_keys(model: type[BaseModel], prefix: Key = ()) -> list[Key]:
     for name, field in model.model_fields.items():
         keys.append((*prefix, name))
         kind = field.annotation
+        if get_origin(kind) is dict and isinstance(get_args(kind)[1], type):
+            name, kind = f"{name}.NAME", get_args(kind)[1]
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            keys += known_keys(kind, (*prefix, name))
+            keys += known_keys(kind, (*prefix, *name.split(".")))
     return keys

@@ -1,8 +1,8 @@
-"""The calculator-tool environment: a sum is worked out one tool call at a time, and the answer is checked exactly.
+"""The calculator-tool environment: one operation a tool call, and an answer that is checked exactly.
 
-The task `17+25*3` is evaluated from left to right. The model writes `17+25=`, the tool answers `42`; the model writes
-`42*3=`, the tool answers `126`; the model writes `#126`, which is right. The tool knows one operation of two integers
-per call; anything else gets `err`. The model's text is matched, never evaluated.
+The task `17+25*3` is evaluated from left to right. The model writes `17+25=`, the tool answers `42`; the
+model writes `42*3=`, the tool answers `126`; the model writes `#126`, which is right. The tool knows one
+operation of two integers per call; anything else gets `err`. The model's text is matched, never evaluated.
 """
 
 from __future__ import annotations
@@ -156,8 +156,16 @@ class Calculator:
                 yield {"task_id": task_id, "payload": {"expression": expression}}
         if len(seen) < num_tasks:
             raise ConfigError(
-                "not enough different calculator tasks", got=len(seen), limit=num_tasks, remedy="Ask for fewer."
+                "not enough different calculator tasks",
+                got=len(seen),
+                limit=num_tasks,
+                remedy="Ask for fewer.",
             )
+
+    @staticmethod
+    def demonstrate(tasks: Iterable[Task], *, noise: float, seed: int) -> Iterator[tuple[Message, ...]]:
+        """Yield a conversation per task, for a supervised warm start; see `demonstrations`."""
+        return demonstrations(tasks, noise=noise, seed=seed)
 
     def _metrics(self, correct: float) -> dict[str, float]:
         return {"correct": correct, "calls": float(self._calls), "errors": float(self._errors)}
@@ -166,9 +174,9 @@ class Calculator:
 def demonstrations(tasks: Iterable[Task], *, noise: float, seed: int) -> Iterator[tuple[Message, ...]]:
     """Yield a conversation per task, for a supervised warm start, with mistakes at a given rate.
 
-    A mistake changes one model turn (a digit, an operator, a malformed call, an early answer, a skipped operation);
-    the tool answers what was written, and the rest follows from its answer. A policy that imitates them well earns
-    about (1 - noise) ** (operations + 1).
+    A mistake changes one model turn (a digit, an operator, a malformed call, an early answer, a skipped
+    operation); the tool answers what was written, and the rest follows from its answer. A policy that
+    imitates them well earns about (1 - noise) ** (operations + 1).
 
     Args:
         tasks: Calculator tasks.

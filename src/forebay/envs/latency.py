@@ -54,7 +54,7 @@ class DelayModel:
 
 
 class LatencyEnvironment:
-    """Another environment whose answers take time; a verdict that ends the episode without an answer takes none.
+    """Another environment whose answers take time; a verdict that ends the episode takes none.
 
     Args:
         environment: The one that answers.

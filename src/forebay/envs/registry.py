@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -34,7 +34,7 @@ class EnvironmentKind(NamedTuple):
     name: str
     settings: EnvironmentSettings
     make: EnvironmentFactory
-    close: Callable[[], None]
+    close: Callable[[], Awaitable[None]]
 
 
 class TaskSets(NamedTuple):
@@ -81,7 +81,7 @@ def load_class(entrypoint: str) -> type[Any]:
 
 
 def load_environment(settings: EnvironmentSettings, clock: Clock) -> EnvironmentKind:
-    """Prepare an environment, and make one to see that its keyword arguments are right.
+    """Prepare an environment; unless it blocks, make one to see that its keyword arguments are right.
 
     Args:
         settings: What it is, and its limits.
@@ -91,17 +91,14 @@ def load_environment(settings: EnvironmentSettings, clock: Clock) -> Environment
         ConfigError: The class cannot be imported or made.
     """
     loaded = load_class(settings.entrypoint)
-    try:
-        loaded(**settings.kwargs)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{settings.entrypoint} refuses environment.kwargs: {error}") from error
     make: Callable[[], Environment]
-    close: Callable[[], None]
+    close: Callable[[], Awaitable[None]]
     if settings.blocking:
         workers = WorkerPool(BUILT_IN.get(settings.entrypoint, settings.entrypoint), settings.kwargs)
         make, close = workers.environment, workers.close
     else:
         make, close = lambda: _make(loaded, settings.kwargs), _nothing_to_close
+        make()
     if settings.latency.mean_s or settings.latency.reset_mean_s:
         latency = settings.latency
 
@@ -151,9 +148,12 @@ def _generate(settings: EnvironmentSettings) -> tuple[Task, ...]:
 
 
 def _make(loaded: type[Any], kwargs: dict[str, Any]) -> Environment:
-    environment: Environment = loaded(**kwargs)
+    try:
+        environment: Environment = loaded(**kwargs)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{loaded.__qualname__} refuses environment.kwargs: {error}") from error
     return environment
 
 
-def _nothing_to_close() -> None:
+async def _nothing_to_close() -> None:
     """Close an environment whose episodes share nothing."""

@@ -21,13 +21,17 @@ class EnvironmentSettings(BaseModel):
     entrypoint: str = Field(
         "calculator", description="A built-in environment, or an importable class as package.module:Class."
     )
-    name: str = Field("", description="What trajectories and reports call it; empty takes it from entrypoint.")
+    name: str = Field(
+        "", description="What trajectories and reports call it; empty takes it from entrypoint."
+    )
     weight: float = Field(1.0, gt=0, description="Share of the task stream, relative to other environments.")
     kwargs: dict[str, Any] = Field({}, description="Keyword arguments of the class.")
     blocking: bool = Field(
         False, description="Run each live episode in a worker process, for code that is not asynchronous."
     )
-    latency: LatencySettings = Field(LatencySettings(), description="Artificial delays, for tests and the demo.")
+    latency: LatencySettings = Field(
+        LatencySettings(), description="Artificial delays, for tests and the demo."
+    )
     max_turns: int = Field(32, ge=1, description="Model calls after which an episode is truncated.")
     step_timeout_s: float = Field(60.0, gt=0, description="Longest time for one reset or step.")
     episode_timeout_s: float = Field(600.0, gt=0, description="Longest time for an episode.")
@@ -56,8 +60,8 @@ class EnvironmentSettings(BaseModel):
     def _timeouts_fit(self) -> Self:
         if self.step_timeout_s > self.episode_timeout_s:
             raise ValueError(
-                f"step_timeout_s={self.step_timeout_s} exceeds episode_timeout_s={self.episode_timeout_s}: a step could "
-                f"never time out. Lower step_timeout_s or raise episode_timeout_s."
+                f"step_timeout_s={self.step_timeout_s} exceeds episode_timeout_s={self.episode_timeout_s}: "
+                f"a step could never time out. Lower step_timeout_s or raise episode_timeout_s."
             )
         return self
 

@@ -36,11 +36,12 @@ def load_tasks(path: Path, environment: str) -> tuple[Task, ...]:
         environment: Name of the environment that poses them.
 
     Raises:
-        ConfigError: The file is missing or empty, or a line is malformed, too long, or repeats a task_id; the message
+        ConfigError: The file is missing or empty, or a line is malformed, too long, or repeats a task_id;
+            the message
             names the line.
     """
     tasks: dict[str, Task] = {}
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         try:
             entry = _decoder.decode(line)
             task = Task(task_id=entry.task_id, environment=environment, payload=entry.payload)
@@ -57,9 +58,7 @@ def load_tasks(path: Path, environment: str) -> tuple[Task, ...]:
     return tuple(tasks.values())
 
 
-def split_held_out(
-    tasks: Iterable[Task], fraction: float
-) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+def split_held_out(tasks: Iterable[Task], fraction: float) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
     """Divide tasks into those trained and those held out, by a hash of the task_id.
 
     A task stays on its side when others are added or removed.
@@ -96,8 +95,8 @@ class WeightedTasks(NamedTuple):
 class TaskStream:
     """An endless stream of tasks: every epoch poses each task once, in an order of its own.
 
-    Several environments share the stream by weight: after any number of tasks, each has had its share to within one
-    task per environment.
+    Several environments share the stream by weight: after any number of tasks, each has had its share to
+    within one task per environment.
 
     Args:
         sources: Tasks by environment.
@@ -158,7 +157,12 @@ class TaskStream:
         return order
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a JSONL file that are not empty, with their numbers from 1.
+
+    Raises:
+        ConfigError: The file is missing, or a line exceeds 1 MiB.
+    """
     if not path.is_file():
         raise ConfigError(f"no task file {path}", remedy="Check environment.tasks.")
     with path.open("rb") as file:

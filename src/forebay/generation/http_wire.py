@@ -1,39 +1,35 @@
-"""The wire: vLLM's `/inference/v1/generate` as typed records, and our records to it and back.
+"""Our records to the wire and back; nothing is padded, cut or guessed on the way; without JAX.
 
-The shape is that of vLLM 0.32 (`entrypoints/scale_out/token_in_token_out/protocol.py`), so that one client serves both
-generators. What vLLM has no word for travels in one extra object, `forebay`, which vLLM ignores in a request and does
-not send in a response. Weights are labelled "incarnation.version".
+Weights are labelled "incarnation.version".
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from forebay.errors import RecordError
+from forebay.generation.http_records import (
+    Choice,
+    GenerateBody,
+    GenerateResponse,
+    Logprobs,
+    RequestExtension,
+    ResponseExtension,
+    SamplingParams,
+    TokenLogprob,
+    WeightVersionSpan,
+)
 from forebay.generation.protocol import (
     BadRequestError,
     Completion,
     CompletionFinish,
     GenerationRequest,
-    GeneratorInfo,
 )
 from forebay.trajectory import PolicyVersion, Sampling, VersionSpan
 
-GENERATE_PATH = "/inference/v1/generate"
-ABORT_PATH = "/inference/v1/abort_requests"
-RELEASE_PATH = "/inference/v1/release_episodes"
-MODELS_PATH = "/v1/models"
-HEALTH_PATH = "/health"
-METRICS_PATH = "/metrics"
-WEIGHT_PATH = "/weight_info"
-
-MAX_ID_LENGTH = 256
-MAX_SEED = (1 << 63) - 1
-# vLLM prefixes the ids of this route; an abort has to name them so.
-VLLM_ID_PREFIX = "generate-tokens-"
 # vLLM sends this where it has no logprob.
 _MISSING_LOGPROB = -9999.0
 _VLLM_FINISH: dict[CompletionFinish, str] = {
@@ -43,7 +39,8 @@ _VLLM_FINISH: dict[CompletionFinish, str] = {
     "abort": "abort",
     "deadline": "abort",
 }
-# Sampling parameters that would change the distribution or the reply; each is accepted at its neutral value only.
+# Sampling parameters that would change the distribution or the reply; each is accepted at its neutral value
+# only.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "presence_penalty": (0,),
@@ -64,130 +61,14 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 _WITHOUT_EFFECT = frozenset(
     {"ignore_eos", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "output_kind"}
-    | {"include_stop_str_in_output", "flat_logprobs", "skip_reading_prefix_cache", "skip_clone", "stream_interval"}
+    | {
+        "include_stop_str_in_output",
+        "flat_logprobs",
+        "skip_reading_prefix_cache",
+        "skip_clone",
+        "stream_interval",
+    }
 )
-
-Name = Annotated[str, msgspec.Meta(max_length=MAX_ID_LENGTH)]
-
-
-class RequestExtension(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What vLLM's request has no field for; see `GenerationRequest`."""
-
-    episode_id: Name = ""
-    min_version: PolicyVersion = PolicyVersion(0, 0)
-    max_kv_staleness: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    keep: bool = False
-
-
-class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Body of a request; fields that vLLM has and we do not read are ignored."""
-
-    request_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
-    token_ids: Annotated[list[int], msgspec.Meta(min_length=1)]
-    sampling_params: dict[str, Any]
-    model: str | None = None
-    stream: bool | None = False
-    output_mode: str = "tokens"
-    features: Any = None
-    content_parts: Any = None
-    forebay: RequestExtension | None = None
-
-
-class _SamplingParams(msgspec.Struct, kw_only=True):
-    """The sampling parameters that the engine has."""
-
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] = 1.0
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, msgspec.Meta(ge=-1)] = 0
-    seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)] | None = None
-    stop_token_ids: list[int] | None = None
-    logprobs: int | None = None
-
-
-class TokenLogprob(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The sampled token at one position."""
-
-    token_id: int
-    logprob: float
-    rank: int | None = None
-    top_logprobs: list[Any] = []
-
-
-class Logprobs(msgspec.Struct, omit_defaults=True):
-    """One entry per sampled token."""
-
-    content: list[TokenLogprob] | None = None
-
-
-class WeightVersionSpan(msgspec.Struct):
-    """Output tokens `[start, end)` were sampled by weights labelled `version`."""
-
-    version: str
-    start: int
-    end: int
-
-
-class Choice(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The one completion of a response."""
-
-    index: int
-    token_ids: list[int] | None = None
-    logprobs: Logprobs | None = None
-    finish_reason: str | None = "stop"
-    stop_reason: int | str | None = None
-    weight_versions: list[WeightVersionSpan] | None = None
-
-
-class ResponseExtension(msgspec.Struct, kw_only=True):
-    """What vLLM's response has no field for; `kv_versions` has one label per weight version span."""
-
-    finish: CompletionFinish
-    kv_versions: list[str]
-    wait_s: float = 0.0
-    generate_s: float = 0.0
-    num_prefilled: int = 0
-    num_cached: int = 0
-
-
-class GenerateResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Body of a response."""
-
-    request_id: str
-    choices: list[Choice]
-    output_mode: str = "tokens"
-    forebay: ResponseExtension | None = None
-
-
-class AbortBody(msgspec.Struct):
-    """Body of an abort."""
-
-    request_ids: list[str]
-
-
-class ReleaseBody(msgspec.Struct):
-    """Body of a release."""
-
-    episode_ids: list[str]
-
-
-class ModelCard(msgspec.Struct, kw_only=True):
-    """One entry of `/v1/models`; `forebay` is absent from vLLM's."""
-
-    id: str
-    object: str = "model"
-    owned_by: str = "forebay"
-    max_model_len: int | None = None
-    forebay: GeneratorInfo | None = None
-
-
-class ModelList(msgspec.Struct):
-    """Body of `/v1/models`."""
-
-    data: list[ModelCard]
-    object: str = "list"
-
 
 _encoder = msgspec.json.Encoder()
 _body_decoder = msgspec.json.Decoder(GenerateBody)
@@ -216,7 +97,9 @@ def parse_version(label: str) -> PolicyVersion:
     """
     incarnation, _, version = label.partition(".")
     if not (incarnation.isascii() and incarnation.isdigit() and version.isascii() and version.isdigit()):
-        raise RecordError("bad_version", "weights carry no label of the form incarnation.version", got=repr(label))
+        raise RecordError(
+            "bad_version", "weights carry no label of the form incarnation.version", got=repr(label)
+        )
     return PolicyVersion(int(incarnation), int(version))
 
 
@@ -258,12 +141,12 @@ def decode_request(data: bytes, vocabulary: int, context: int) -> GenerationRequ
         context: `max_tokens` of a request that leaves it out.
 
     Raises:
-        BadRequestError: The body is malformed, has an id outside the vocabulary, or asks for something the engine
-            does not do.
+        BadRequestError: The body is malformed, has an id outside the vocabulary, or asks for something the
+            engine does not do.
     """
     try:
         body = _body_decoder.decode(data)
-        params = msgspec.convert(_supported(body), _SamplingParams, strict=False)
+        params = msgspec.convert(_supported(body), SamplingParams, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequestError(f"malformed request: {error}") from error
     stops = tuple(params.stop_token_ids or ())
@@ -332,7 +215,9 @@ def decode_completion(data: bytes) -> Completion:
     choice, extension = response.choices[0], response.forebay
     tokens = choice.token_ids or []
     if tokens and not 0 <= min(tokens) <= max(tokens) < 1 << 31:
-        raise RecordError("malformed", "token ids must be int32 and not negative", got=[min(tokens), max(tokens)])
+        raise RecordError(
+            "malformed", "token ids must be int32 and not negative", got=[min(tokens), max(tokens)]
+        )
     logprobs = _logprobs(tokens, choice)
     return Completion(
         tokens=np.array(tokens, np.int32),
@@ -348,10 +233,12 @@ def decode_completion(data: bytes) -> Completion:
 
 def _supported(body: GenerateBody) -> dict[str, Any]:
     if body.stream or body.output_mode != "tokens" or body.features or body.content_parts:
-        raise BadRequestError("only whole completions of plain token ids are served (stream, output_mode, features)")
+        raise BadRequestError(
+            "only whole completions of plain token ids are served (stream, output_mode, features)"
+        )
     known = {}
     for name, value in body.sampling_params.items():
-        if name in _SamplingParams.__struct_fields__:
+        if name in SamplingParams.__struct_fields__:
             known[name] = value
         elif name not in _WITHOUT_EFFECT and value not in _NEUTRAL.get(name, ()):
             raise BadRequestError(f"sampling parameter {name!r} is not supported", got=repr(value)[:100])
@@ -362,7 +249,9 @@ def _check_ids(ids: list[int] | tuple[int, ...], vocabulary: int, what: str) -> 
     if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
         bad = next(token for token in ids if not 0 <= token < vocabulary)
         raise BadRequestError(
-            f"{what} has an id outside the vocabulary", got=bad, limit=f"0 <= id < {vocabulary}",
+            f"{what} has an id outside the vocabulary",
+            got=bad,
+            limit=f"0 <= id < {vocabulary}",
             remedy="Use the tokenizer that belongs to the served model.",
         )
 
@@ -371,11 +260,16 @@ def _logprobs(tokens: list[int], choice: Choice) -> list[float]:
     content = (choice.logprobs.content if choice.logprobs else None) or []
     if len(content) != len(tokens):
         raise RecordError(
-            "logprob_mismatch", "a completion needs one logprob per token", got=len(content), limit=len(tokens)
+            "logprob_mismatch",
+            "a completion needs one logprob per token",
+            got=len(content),
+            limit=len(tokens),
         )
     for token, entry in zip(tokens, content, strict=True):
         if entry.token_id != token:
-            raise RecordError("token_mismatch", "a logprob names another token", got=entry.token_id, limit=token)
+            raise RecordError(
+                "token_mismatch", "a logprob names another token", got=entry.token_id, limit=token
+            )
         if entry.logprob <= _MISSING_LOGPROB:
             raise RecordError("logprob_missing", "a sampled token has no logprob", got=token)
     return [entry.logprob for entry in content]
@@ -385,7 +279,8 @@ def _version_spans(
     num_tokens: int, choice: Choice, extension: ResponseExtension | None
 ) -> tuple[VersionSpan, ...]:
     spans = choice.weight_versions or []
-    # vLLM does not tell how old its cache is: the oldest it can be within this request is the first span's version.
+    # vLLM does not tell how old its cache is: the oldest it can be within this request is the first span's
+    # version.
     labels = extension.kv_versions if extension else [spans[0].version] * len(spans) if spans else []
     ends = [0, *(span.end for span in spans)]
     adjacent = all(span.start == end < span.end for span, end in zip(spans, ends, strict=False))

@@ -1,9 +1,9 @@
 """Which computed prompts are kept, and which may be reused; no JAX is imported here.
 
-Two bounded pools of saved cache rows. *Parked* rows belong to episodes that wait for their environment; they may be
-older than the weights, within a bound. *Shared* rows hold prompts that other episodes may begin with (group members
-have the same prompt, episodes of one environment the same system prompt); they are keyed by version, so an update
-empties that pool.
+Two bounded pools of saved cache rows. *Parked* rows belong to episodes that wait for their environment; they
+may be older than the weights, within a bound. *Shared* rows hold prompts that other episodes may begin with
+(group members have the same prompt, episodes of one environment the same system prompt); they are keyed by
+version, so an update empties that pool.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SavedRow(msgspec.Struct, frozen=True, eq=False):
 
 
 class KvCounters(msgspec.Struct):
-    """How often rows were parked, reused, evicted, dropped as too old, or computed again after an eviction."""
+    """How often rows were parked, reused, evicted, too old, or computed again after an eviction."""
 
     parked: int = 0
     reused: int = 0
@@ -120,8 +120,8 @@ class KvPool:
     ) -> tuple[SavedRow, int] | None:
         """Return the best row to begin a prompt with, and how many of its tokens may be used.
 
-        A parked row leaves the pool: its episode goes on in a slot. The last token of the prompt is never counted,
-        because decoding begins by feeding it.
+        A parked row leaves the pool: its episode goes on in a slot. The last token of the prompt is never
+        counted, because decoding begins by feeding it.
 
         Args:
             episode_id: Whose row to look for; empty for none.

@@ -1,4 +1,4 @@
-"""Several generators as one: an episode stays with the one that holds its KV cache; no JAX is imported here."""
+"""Several generators as one: an episode stays with the one that holds its KV cache; without JAX."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from forebay.generation.protocol import (
 )
 from forebay.generation.settings import ClientSettings
 
+_SETTINGS, _CLOCK = ClientSettings(), SystemClock()
 _MAX_EPISODES = 100_000
 _FAILOVER_RETRY_S = 0.5
 
 
 def connect(
-    addresses: Sequence[str], settings: ClientSettings = ClientSettings(), clock: Clock = SystemClock()
+    addresses: Sequence[str], settings: ClientSettings = _SETTINGS, clock: Clock = _CLOCK
 ) -> HttpGenerator | GeneratorPool:
     """Return a client of one generator, or of several.
 
@@ -49,9 +50,9 @@ def connect(
 class GeneratorPool:
     """The `Generator` protocol over several members.
 
-    A follow-up goes where the episode was; a new episode goes to the member with the fewest requests in flight. When
-    a member cannot be reached its requests move to another, which computes their prompts again, and it gets no new
-    episodes for a while.
+    A follow-up goes where the episode was; a new episode goes to the member with the fewest requests in
+    flight. When a member cannot be reached its requests move to another, which computes their prompts again,
+    and it gets no new episodes for a while.
 
     Args:
         members: The generators.
@@ -59,9 +60,7 @@ class GeneratorPool:
         clock: Source of time.
     """
 
-    def __init__(
-        self, members: Sequence[Generator], *, avoid_s: float = 5.0, clock: Clock = SystemClock()
-    ) -> None:
+    def __init__(self, members: Sequence[Generator], *, avoid_s: float = 5.0, clock: Clock = _CLOCK) -> None:
         self._members = tuple(members)
         self._avoid_s = avoid_s
         self._clock = clock

@@ -18,6 +18,10 @@ class BadRequestError(GenerationError):
     """A request that no generator of this model can serve; asking again does not help."""
 
 
+class DuplicateRequestError(BadRequestError):
+    """A request with this id is still running; once it has ended, the id may be used again."""
+
+
 class OverloadedError(GenerationError):
     """A generator that cannot take the request now: its queue is full, or it is not ready."""
 

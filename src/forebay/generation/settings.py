@@ -21,7 +21,9 @@ class GeneratorSettings(BaseModel):
 
     slots: int = Field(32, ge=1, le=4096, description="Sequences decoded at once.")
     context: int = Field(512, ge=8, description="Most tokens of prompt and completion together.")
-    decode_block: int = Field(4, ge=1, le=256, description="Tokens decoded per slot between two looks at the queue.")
+    decode_block: int = Field(
+        4, ge=1, le=256, description="Tokens decoded per slot between two looks at the queue."
+    )
     prefill_chunks: tuple[int, ...] = Field(
         (16, 64, 256), min_length=1, description="Static lengths of prefill programs, tokens, ascending."
     )
@@ -30,23 +32,28 @@ class GeneratorSettings(BaseModel):
         1024, ge=1, description="Prompt tokens computed between two decode blocks before decoding goes on."
     )
     kv_windows: tuple[int, ...] = Field(
-        (), description="Static numbers of cached tokens that attention reads; empty: 128, doubled up to context."
+        (),
+        description="Static numbers of cached tokens that attention reads; empty: 128, 256, ... context.",
     )
     compute_dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Type of weights, activations and KV cache; logits are float32 in any case."
     )
 
     parked_episodes: int = Field(
-        256, ge=0, description="Episodes whose KV cache is kept while their environment acts; the oldest goes first."
+        256,
+        ge=0,
+        description="Episodes whose KV cache is kept while their environment acts; the oldest goes first.",
     )
     shared_prefixes: int = Field(8, ge=0, description="Prompts whose KV cache other episodes may reuse.")
     shared_prefix_min_tokens: int = Field(16, ge=1, description="Shorter common prefixes are computed again.")
     kv_across_versions: KvAcrossVersions = Field(
         "bounded",
-        description="bounded keeps a KV cache up to max_kv_staleness versions; recompute drops it at every update.",
+        description="bounded keeps a cache up to max_kv_staleness versions, recompute none.",
     )
     max_kv_staleness: int = Field(
-        8, ge=0, description="Oldest KV cache in use, in versions, for requests that name no bound of their own."
+        8,
+        ge=0,
+        description="Oldest KV cache in use, in versions, for requests that name no bound of their own.",
     )
 
     max_queue: int = Field(1024, ge=1, description="Requests that may wait for a slot; more are refused.")
@@ -55,7 +62,9 @@ class GeneratorSettings(BaseModel):
     max_body_bytes: int = Field(8 << 20, ge=1024, description="Largest request body.")
     poll_weights_s: float = Field(0.05, gt=0, description="Time between two looks for new weights.")
     first_weights_timeout_s: float = Field(600.0, gt=0, description="How long to wait for the first weights.")
-    stall_timeout_s: float = Field(120.0, gt=0, description="Longest device call before health reports a stall.")
+    stall_timeout_s: float = Field(
+        120.0, gt=0, description="Longest device call before health reports a stall."
+    )
     drain_timeout_s: float = Field(10.0, ge=0, description="Time that running requests get at shutdown.")
 
     @model_validator(mode="after")
@@ -66,8 +75,8 @@ class GeneratorSettings(BaseModel):
                 raise ValueError(f"{name} must be positive and ascending, got {list(values)}")
         if self.kv_windows and self.kv_windows[-1] < self.context:
             raise ValueError(
-                f"kv_windows ends at {self.kv_windows[-1]} < context = {self.context}: a full sequence could not be "
-                f"decoded. Add {self.context} to kv_windows, or leave it empty."
+                f"kv_windows ends at {self.kv_windows[-1]} < context = {self.context}: a full sequence could "
+                f"not be decoded. Add {self.context} to kv_windows, or leave it empty."
             )
         return self
 
@@ -80,7 +89,7 @@ class GeneratorSettings(BaseModel):
     def windows(self) -> tuple[int, ...]:
         """Cached tokens that decoding reads, ascending; the last one is the context."""
         if self.kv_windows:
-            return tuple(w for w in self.kv_windows if w < self.context) + (self.context,)
+            return (*(w for w in self.kv_windows if w < self.context), self.context)
         windows: list[int] = []
         window = _SMALLEST_WINDOW_TOKENS
         while window < self.context:
@@ -96,8 +105,12 @@ class ClientSettings(BaseModel):
 
     token_env: str | None = Field(None, description="Environment variable that holds the bearer token.")
     connect_timeout_s: float = Field(2.0, gt=0, description="Time to open a connection.")
-    retry_s: float = Field(4.0, ge=0, description="How long a generator that cannot be reached is tried again.")
-    heartbeat_s: float = Field(1.0, gt=0, description="Time between two health checks while requests are running.")
+    retry_s: float = Field(
+        4.0, ge=0, description="How long a generator that cannot be reached is tried again."
+    )
+    heartbeat_s: float = Field(
+        1.0, gt=0, description="Time between two health checks while requests are running."
+    )
     unresponsive_s: float = Field(
         4.0, gt=0, description="A generator that has not answered for this long has its requests failed."
     )
@@ -105,7 +118,9 @@ class ClientSettings(BaseModel):
         300.0, ge=0, description="How long a generator that is loading or whose queue is full is tried again."
     )
     request_timeout_s: float = Field(
-        900.0, gt=0, description="Longest wait for one completion; the last resort behind the deadlines of requests."
+        900.0,
+        gt=0,
+        description="Longest wait for one completion; the last resort behind the deadlines of requests.",
     )
     max_backoff_s: float = Field(1.0, gt=0, description="Longest pause between two tries.")
     avoid_s: float = Field(5.0, ge=0, description="How long a generator that failed gets no new episodes.")

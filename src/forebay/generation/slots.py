@@ -103,8 +103,8 @@ class Waiting(NamedTuple):
 class Running:
     """A request in a slot.
 
-    A sequence is ready to decode when all its tokens but the last are in the cache: decoding begins by feeding the
-    last one, so the first sampled token needs no program of its own.
+    A sequence is ready to decode when all its tokens but the last are in the cache: decoding begins by
+    feeding the last one, so the first sampled token needs no program of its own.
 
     Args:
         slot: Where its cache lies.

@@ -51,6 +51,7 @@ class Dispatcher:
         self._last_version = last_version
         self._period_s = period_s
         self._repeat: deque[Task] = deque()
+        self._posed: dict[str, Task] = {}
         self._wake = threading.Event()
         self._stopping = False
         self._executor = ThreadPoolExecutor(1, "dispatch")
@@ -77,10 +78,15 @@ class Dispatcher:
         """Look at the store now."""
         self._wake.set()
 
-    def repeat(self, task: Task) -> None:
-        """Pose a task again, because its group came too late to be trained."""
-        self._repeat.append(task)
-        self.wake()
+    def repeat(self, group_id: str) -> None:
+        """Pose the task of a group again, because the group came too late to be trained.
+
+        Only tasks that this process dispatched are known; another one's come again with the next epoch.
+        """
+        task = self._posed.pop(group_id, None)
+        if task is not None:
+            self._repeat.append(task)
+            self.wake()
 
     def stop(self) -> None:
         """End the background thread."""
@@ -106,5 +112,13 @@ class Dispatcher:
             self._make_group(stats.next_serial + i, task, stats.published) for i, task in enumerate(tasks)
         ]
         accepted = self._store.dispatch(groups, incarnation=self._incarnation)
+        self._remember(groups[:accepted])
         self._repeat.extendleft(reversed([task for task in tasks[accepted:] if task is not None]))
         return accepted
+
+    def _remember(self, groups: list[GroupSpec]) -> None:
+        self._posed |= {group.group_id: group.task for group in groups}
+        # Consumed groups are not forgotten one by one: all but the newest, which cover every outstanding one, go.
+        limit = 2 * self._settings.batches_in_flight * self._groups_per_batch
+        for group_id in list(self._posed)[: max(0, len(self._posed) - limit)]:
+            del self._posed[group_id]

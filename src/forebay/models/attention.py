@@ -7,15 +7,14 @@ Legend: B rows, T tokens, H query heads, N key-value heads, G = H / N, K head si
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from forebay.models.blockwise import blockwise_attention
 from forebay.models.settings import ComputeSettings
 
-_MASKED = -1e30
+MASKED = -1e30
 
 
 def attention(
@@ -34,11 +33,10 @@ def attention(
         segment_ids: [B, T] int32, 0 = padding. Within a segment, row order is position order.
         compute: Chooses dense or blockwise, and the block.
     """
-    block_tokens = compute.attention_block_tokens
-    dense = compute.attention == "dense" or (compute.attention == "auto" and q.shape[1] <= block_tokens)
-    if dense:
-        return dense_attention(q, k, v, attention_mask(segment_ids))
-    return blockwise_attention(q, k, v, segment_ids, block_tokens)
+    on_cpu = jax.default_backend() == "cpu"
+    if compute.attention == "blockwise" or (compute.attention == "auto" and on_cpu):
+        return blockwise_attention(q, k, v, segment_ids, compute.attention_block_tokens)
+    return dense_attention(q, k, v, attention_mask(segment_ids))
 
 
 def attention_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
@@ -56,7 +54,7 @@ def dense_attention(
     """Mix values with all scores in memory; a query that may see nothing gets a finite, meaningless mix."""
     grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
     scores = jnp.einsum("btngk,bsnk->bngts", grouped, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask[:, None, None], scores * q.shape[-1] ** -0.5, _MASKED)
+    scores = jnp.where(mask[:, None, None], scores * q.shape[-1] ** -0.5, MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     return jnp.einsum("bngts,bsnk->btngk", weights, v).reshape(q.shape)
 
@@ -66,14 +64,3 @@ def _mask(
 ) -> Bool[Array, "B T S"]:
     same = query_segments[:, :, None] == key_segments[:, None, :]
     return same & (query_segments != 0)[:, :, None] & (key_index[None, :] <= query_index[:, None])
-
-
-def blockwise_attention(
-    q: Float[Array, "B T H K"],
-    k: Float[Array, "B T N K"],
-    v: Float[Array, "B T N K"],
-    segment_ids: Int[Array, "B T"],
-    block_tokens: int,
-) -> Float[Array, "B T H K"]:
-    """Mix values one block of queries at a time."""
-    return dense_attention(q, k, v, attention_mask(segment_ids))

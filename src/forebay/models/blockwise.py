@@ -14,7 +14,6 @@ References:
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -26,11 +25,8 @@ _TINY = 1e-30
 
 
 class _Row(NamedTuple):
-    """One row, cut into blocks."""
+    """Which tokens of one row, cut into blocks, see one another."""
 
-    q: Float[Array, "J N Q K"]
-    k: Float[Array, "J N C K"]
-    v: Float[Array, "J N C K"]
     segments: Int[Array, "J C"]
     first: Int[Array, " J"]
     last: Int[Array, " J"]
@@ -58,7 +54,7 @@ def blockwise_attention(
     blocks = (_to_blocks(jnp.pad(value, (*padding, (0, 0), (0, 0))), k.shape[2], block_tokens) for value in (q, k, v))
     ranges = _visible_blocks(segments, block_tokens)
     cut = segments.reshape(segments.shape[0], -1, block_tokens)
-    mixed = jax.lax.map(lambda row: _attend(row.q, row.k, row.v, row), _Row(*blocks, cut, *ranges))
+    mixed = jax.lax.map(lambda args: _attend(*args), (*blocks, _Row(cut, *ranges)))
     return _from_blocks(mixed, q.shape[2], block_tokens)[:, :length]
 
 
@@ -85,83 +81,78 @@ def _visible_blocks(segments: Int[Array, "B T"], block_tokens: int) -> tuple[Int
 
 
 @jax.custom_vjp
-def _attend(q: Array, k: Array, v: Array, row: _Row) -> Float[Array, "J N Q K"]:
+def _attend(
+    q: Float[Array, "J N Q K"], k: Float[Array, "J N C K"], v: Float[Array, "J N C K"], row: _Row
+) -> Float[Array, "J N Q K"]:
+    """Mix the values of one row."""
     return _attend_forward(q, k, v, row)[0]
 
 
-def _attend_forward(
-    q: Array, k: Array, v: Array, row: _Row
-) -> tuple[Float[Array, "J N Q K"], tuple[_Row, Array, Array]]:
+def _attend_forward(q: Array, k: Array, v: Array, row: _Row) -> tuple[Array, tuple]:
     def queries(i: Array) -> tuple[Array, Array]:
-        zeros = _like(q[0], q[0].shape)
-        state = (zeros, _like(q[0], zeros.shape[:-1]) + _MASKED, _like(q[0], zeros.shape[:-1]))
-        mixed, largest, total = jax.lax.fori_loop(
-            row.first[i], row.last[i], functools.partial(_add_keys, row._replace(q=q, k=k, v=v), i), state
-        )
+        def add_keys(j: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            mixed, largest, total = state
+            scores, seen = _scores(q[i], k[j], row, i, j)
+            new_largest = jnp.maximum(largest, scores.max(axis=-1))
+            weights = jnp.where(seen, jnp.exp(scores - new_largest[..., None]), 0.0)
+            shrink = jnp.exp(largest - new_largest)
+            mixed = mixed * shrink[..., None] + _dot("nqc,nck->nqk", weights.astype(v.dtype), v[j])
+            return mixed, new_largest, total * shrink + weights.sum(axis=-1)
+
+        per_query = q.shape[1:3]
+        state = (_full(q, q.shape[1:], 0.0), _full(q, per_query, _MASKED), _full(q, per_query, 0.0))
+        mixed, largest, total = jax.lax.fori_loop(row.first[i], row.last[i], add_keys, state)
         total = jnp.maximum(total, _TINY)
         return (mixed / total[..., None]).astype(v.dtype), largest + jnp.log(total)
 
     mixed, log_total = jax.lax.map(queries, jnp.arange(q.shape[0]))
-    return mixed, (row._replace(q=q, k=k, v=v), mixed, log_total)
+    return mixed, (q, k, v, row, mixed, log_total)
 
 
-def _add_keys(row: _Row, i: Array, j: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-    """Add block j of keys to the running mix, maximum and total of block i of queries."""
-    mixed, largest, total = state
-    scores, seen = _scores(row, i, j)
-    new_largest = jnp.maximum(largest, scores.max(axis=-1))
-    weights = jnp.where(seen, jnp.exp(scores - new_largest[..., None]), 0.0)
-    shrink = jnp.exp(largest - new_largest)
-    added = jnp.einsum("nqc,nck->nqk", weights.astype(row.v.dtype), row.v[j], preferred_element_type=jnp.float32)
-    return mixed * shrink[..., None] + added, new_largest, total * shrink + weights.sum(axis=-1)
-
-
-def _attend_backward(
-    kept: tuple[_Row, Array, Array], d_mixed: Float[Array, "J N Q K"]
-) -> tuple[Array, Array, Array, None]:
-    row, mixed, log_total = kept
+def _attend_backward(kept: tuple, d_mixed: Float[Array, "J N Q K"]) -> tuple[Array, Array, Array, None]:
+    q, k, v, row, mixed, log_total = kept
     shared = (d_mixed.astype(jnp.float32) * mixed.astype(jnp.float32)).sum(axis=-1)
-    scale = row.q.shape[-1] ** -0.5
 
-    def queries(d_keys: tuple[Array, Array], i: Array) -> tuple[tuple[Array, Array], Array]:
-        def keys(j: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def queries(d_kv: tuple[Array, Array], i: Array) -> tuple[tuple[Array, Array], Array]:
+        def add_keys(j: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             dq, dk, dv = state
-            scores, seen = _scores(row, i, j)
+            scores, seen = _scores(q[i], k[j], row, i, j)
             weights = jnp.where(seen, jnp.exp(scores - log_total[i][..., None]), 0.0)
-            d_weights = jnp.einsum("nqk,nck->nqc", d_mixed[i], row.v[j], preferred_element_type=jnp.float32)
-            d_scores = (weights * (d_weights - shared[i][..., None]) * scale).astype(row.q.dtype)
-            dq = dq + jnp.einsum("nqc,nck->nqk", d_scores, row.k[j], preferred_element_type=jnp.float32)
-            dk = dk.at[j].add(jnp.einsum("nqc,nqk->nck", d_scores, row.q[i], preferred_element_type=jnp.float32))
-            weights = weights.astype(d_mixed.dtype)
-            dv = dv.at[j].add(jnp.einsum("nqc,nqk->nck", weights, d_mixed[i], preferred_element_type=jnp.float32))
-            return dq, dk, dv
+            d_weights = _dot("nqk,nck->nqc", d_mixed[i], v[j])
+            d_scores = (weights * (d_weights - shared[i][..., None]) * q.shape[-1] ** -0.5).astype(q.dtype)
+            dq = dq + _dot("nqc,nck->nqk", d_scores, k[j])
+            dk = dk.at[j].add(_dot("nqc,nqk->nck", d_scores, q[i]))
+            return dq, dk, dv.at[j].add(_dot("nqc,nqk->nck", weights.astype(v.dtype), d_mixed[i]))
 
-        state = (_like(row.q, row.q.shape[1:]), *d_keys)
-        dq, dk, dv = jax.lax.fori_loop(row.first[i], row.last[i], keys, state)
+        state = (_full(q, q.shape[1:], 0.0), *d_kv)
+        dq, dk, dv = jax.lax.fori_loop(row.first[i], row.last[i], add_keys, state)
         return (dk, dv), dq
 
-    zeros = _like(row.k, row.k.shape)
-    (dk, dv), dq = jax.lax.scan(queries, (zeros, zeros), jnp.arange(row.q.shape[0]))
-    return dq.astype(row.q.dtype), dk.astype(row.k.dtype), dv.astype(row.v.dtype), None
+    zeros = _full(k, k.shape, 0.0)
+    (dk, dv), dq = jax.lax.scan(queries, (zeros, zeros), jnp.arange(q.shape[0]))
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _scores(row: _Row, i: Array, j: Array) -> tuple[Float[Array, "N Q C"], Bool[Array, "Q C"]]:
+def _scores(
+    q: Float[Array, "N Q K"], k: Float[Array, "N C K"], row: _Row, i: Array, j: Array
+) -> tuple[Float[Array, "N Q C"], Bool[Array, "Q C"]]:
     """Return the masked scores of block i of queries with block j of keys, and which of them count."""
-    scores = jnp.einsum("nqk,nck->nqc", row.q[i], row.k[j], preferred_element_type=jnp.float32)
-    block_tokens = row.k.shape[2]
+    block_tokens = k.shape[1]
     offsets = jnp.arange(block_tokens)
     same = row.segments[i][:, None] == row.segments[j][None, :]
     causal = j * block_tokens + offsets[None, :] <= i * block_tokens + offsets[:, None]
     seen = same & causal & (row.segments[i] != 0)[:, None]
-    seen = jnp.tile(seen, (row.q.shape[2] // block_tokens, 1))
-    return jnp.where(seen, scores * row.q.shape[-1] ** -0.5, _MASKED), seen
+    seen = jnp.tile(seen, (q.shape[1] // block_tokens, 1))
+    return jnp.where(seen, _dot("nqk,nck->nqc", q, k) * q.shape[-1] ** -0.5, _MASKED), seen
 
 
-def _like(value: Array, shape: tuple[int, ...]) -> Array:
-    """Return float32 zeros that vary over the same mesh axes as `value`, as a loop's state must."""
-    zeros = jnp.zeros(shape, jnp.float32)
-    varying = tuple(jax.typeof(value).vma)
-    return jax.lax.pcast(zeros, varying, to="varying") if varying else zeros
+def _dot(subscripts: str, left: Array, right: Array) -> Array:
+    return jnp.einsum(subscripts, left, right, preferred_element_type=jnp.float32)
+
+
+def _full(like: Array, shape: tuple[int, ...], fill: float) -> Array:
+    """Return a float32 constant that varies over the same mesh axes as `like`, as the state of a loop must."""
+    return jnp.full_like(like, fill, shape=shape, dtype=jnp.float32)

@@ -4,16 +4,19 @@ Legend: S slots, M cached tokens per slot, N key-value heads, H query heads, K h
 R rows of a prefill, V vocabulary.
 
 Blocks are written out and each has its own cache arrays: looping over stacked caches copies them at every token.
+Heads come before tokens in the cache, so that attention reads it in place; with tokens first it was transposed at every
+token, which took most of the step on a CPU.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, DTypeLike, Float, Int
+from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
-from forebay.models.attention import dense_attention
+from forebay.models.attention import MASKED
 from forebay.models.config import ModelConfig
 from forebay.models.params import Params, cast, split_layers
 from forebay.models.rope import rotation
@@ -24,13 +27,13 @@ from forebay.models.transformer import block, embed, output_logits, output_table
 class KVCache(NamedTuple):
     """Rotated keys and values of every slot, one array per block."""
 
-    keys: tuple[Float[Array, "S M N K"], ...]
-    values: tuple[Float[Array, "S M N K"], ...]
+    keys: tuple[Float[Array, "S N M K"], ...]
+    values: tuple[Float[Array, "S N M K"], ...]
 
 
 def init_cache(config: ModelConfig, num_slots: int, max_length: int, dtype: DTypeLike = jnp.float32) -> KVCache:
     """Return an empty cache; what a slot holds beyond its length is never read."""
-    shape = (num_slots, max_length, config.num_kv_heads, config.head_size)
+    shape = (num_slots, config.num_kv_heads, max_length, config.head_size)
 
     def arrays() -> tuple[Array, ...]:
         return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
@@ -70,7 +73,7 @@ def prefill(
         The cache, and float32 logits after the last token of each chunk (padding ids at -inf). Only the logits of a
         prompt's last chunk predict its first new token.
     """
-    num_slots, max_length = cache.keys[0].shape[:2]
+    num_slots, _, max_length, _ = cache.keys[0].shape
     offsets = jnp.arange(tokens.shape[1])
     positions = starts[:, None] + offsets
     # Tokens past the chunk's end go out of bounds, where a scatter drops them.
@@ -107,7 +110,7 @@ def decode_step(
     Returns:
         The cache, and float32 logits [S, V] with padding ids at -inf.
     """
-    num_slots, max_length = cache.keys[0].shape[:2]
+    num_slots, _, max_length, _ = cache.keys[0].shape
     visible = jnp.arange(window or max_length) <= lengths[:, None, None]
     where = (jnp.arange(num_slots)[:, None], lengths[:, None])
     x, cache = _run(params, config, cache, tokens[:, None], lengths[:, None], where, (None, visible))
@@ -124,24 +127,43 @@ def _run(
     seen: tuple[Array | None, Array],
 ) -> tuple[Float[Array, "R P D"], KVCache]:
     """Run all blocks; write keys and values at `where`, attend to the cached rows and tokens named by `seen`."""
-    turn = rotation(config, positions)
+    turn = rotation(config, positions.reshape(-1))
     rows, visible = seen
-    x = embed(params["embedding"], tokens, UNSHARDED)
-    keys: list[Array] = []
-    values: list[Array] = []
-    for number, layer in enumerate(params["layers"]):
+    slots, columns = where
+    x = embed(params["embedding"], tokens.reshape(-1), UNSHARDED)
+    written: list[tuple[Array, Array]] = []
+    for layer, *sides in zip(params["layers"], cache.keys, cache.values, strict=True):
 
-        def attend(q: Array, k: Array, v: Array, number: int = number) -> tuple[Array, Any]:
+        def attend(q: Array, k: Array, v: Array, sides: list[Array] = sides) -> tuple[Array, tuple[Array, ...]]:
+            new = (heads.reshape(*tokens.shape, *heads.shape[1:]) for heads in (k, v))
             cached = tuple(
-                side[number].at[where].set(new.astype(side[number].dtype), mode="drop")
-                for side, new in ((cache.keys, k), (cache.values, v))
+                side.at[slots, :, columns].set(heads.astype(side.dtype), mode="drop")
+                for side, heads in zip(sides, new, strict=True)
             )
-            read = [side[:, : visible.shape[-1]] if rows is None else side[rows, : visible.shape[-1]]
-                    for side in cached]
-            return dense_attention(q, *read, visible), cached
+            read = (side if rows is None else side[rows] for side in cached)
+            keys, values = (side[:, :, : visible.shape[-1]] for side in read)
+            mixed = _cached_attention(q.reshape(*tokens.shape, *q.shape[1:]), keys, values, visible)
+            return mixed.reshape(q.shape), cached
 
-        x, (key, value) = block(x, layer, config, turn, attend, UNSHARDED)
-        keys.append(key)
-        values.append(value)
+        x, pair = block(x, layer, config, turn, attend, UNSHARDED)
+        written.append(pair)
     x = rms_norm(x, params["final_norm"], config.rms_norm_eps)
-    return x, KVCache(tuple(keys), tuple(values))
+    return x.reshape(*tokens.shape, -1), KVCache(*map(tuple, zip(*written, strict=True)))
+
+
+def _cached_attention(
+    q: Float[Array, "R P H K"],
+    keys: Float[Array, "R N W K"],
+    values: Float[Array, "R N W K"],
+    visible: Bool[Array, "R P W"],
+) -> Float[Array, "R P H K"]:
+    """Mix cached values; float32 softmax, as in training."""
+    num_rows, num_tokens, num_heads, head_size = q.shape
+    grouped = q.reshape(num_rows, num_tokens, keys.shape[1], -1, head_size).transpose(0, 2, 3, 1, 4)
+    queries = grouped.reshape(num_rows, keys.shape[1], -1, head_size)
+    scores = jnp.einsum("rnqk,rnwk->rnqw", queries, keys, preferred_element_type=jnp.float32)
+    seen = jnp.tile(visible, (1, num_heads // keys.shape[1], 1))[:, None]
+    scores = jnp.where(seen, scores * head_size**-0.5, MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    mixed = jnp.einsum("rnqw,rnwk->rnqk", weights, values).reshape(grouped.shape)
+    return mixed.transpose(0, 3, 1, 2, 4).reshape(q.shape)

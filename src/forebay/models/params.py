@@ -61,5 +61,5 @@ def split_layers(params: Params) -> Params:
 
 
 def cast(params: Params, dtype: DTypeLike) -> Params:
-    """Return the tree in another type."""
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    """Return a copy of the tree in another type, as JAX arrays."""
+    return jax.tree.map(lambda leaf: jnp.array(leaf, dtype), params)

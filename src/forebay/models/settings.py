@@ -20,14 +20,14 @@ class ComputeSettings(BaseModel):
         description="What the backward pass recomputes: nothing, all but matrix products, or every block.",
     )
     attention: Literal["auto", "dense", "blockwise"] = Field(
-        "auto", description="auto uses blockwise for rows longer than attention_block_tokens."
+        "auto", description="auto is blockwise on a CPU and dense elsewhere."
     )
-    attention_block_tokens: int = Field(512, ge=8, description="Tokens per block of blockwise attention.")
+    attention_block_tokens: int = Field(64, ge=8, description="Tokens per block of blockwise attention.")
     loss_chunk_tokens: int = Field(
         1024, ge=8, description="Tokens whose logits exist at the same time while the loss is computed."
     )
-    unroll_layers: bool = Field(
-        False, description="Write the blocks out instead of looping: faster steps, slower compilation."
+    max_unrolled_layers: int = Field(
+        8, ge=0, description="Models with at most this many blocks are written out: faster steps than a loop."
     )
 
 

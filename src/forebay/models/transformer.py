@@ -48,19 +48,22 @@ def forward(
         axes: Mesh axes this runs under.
     """
     dtype = jnp.dtype(compute.compute_dtype)
-    turn = rotation(config, positions)
+    turn = rotation(config, positions.reshape(-1))
 
     def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
-        return attention(q, k, v, segment_ids, compute), None
+        rows = (heads.reshape(*tokens.shape, *heads.shape[1:]) for heads in (q, k, v))
+        return attention(*rows, segment_ids, compute).reshape(q.shape), None
 
     def step(x: Array, layer: Params) -> tuple[Array, None]:
         whole = {name: axes.gather(leaf.astype(dtype), _BY_NAME[name]) for name, leaf in layer.items()}
         return block(x, whole, config, turn, attend, axes)
 
-    x = embed(parameter(params, "embedding", dtype, axes), tokens, axes)
-    unroll = config.num_layers if compute.unroll_layers else 1
+    # Tokens in one axis: the gradients of weights then are plain matrix products, without transposed copies.
+    x = embed(parameter(params, "embedding", dtype, axes), tokens.reshape(-1), axes)
+    unroll = config.num_layers <= compute.max_unrolled_layers
     x, _ = jax.lax.scan(_remat(step, compute.remat), x, params["layers"], unroll=unroll)
-    return rms_norm(x, parameter(params, "final_norm", dtype, axes), config.rms_norm_eps)
+    x = rms_norm(x, parameter(params, "final_norm", dtype, axes), config.rms_norm_eps)
+    return x.reshape(*tokens.shape, -1)
 
 
 def block(

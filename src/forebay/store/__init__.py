@@ -1,1 +1,42 @@
-"""The store: a durable buffer that loses nothing and repeats nothing."""
+"""Where tasks and trajectories live between processes: leased, stored, consumed, never lost."""
+
+from forebay.store.accounting import count_lost
+from forebay.store.opening import open_store
+from forebay.store.protocol import (
+    Chooser,
+    Durability,
+    GroupSpec,
+    JournalEntry,
+    Receipt,
+    Rewound,
+    Slot,
+    Store,
+    StoreStats,
+    TakenGroup,
+    TaskSink,
+    TaskSource,
+    TrajectorySink,
+    TrajectorySource,
+)
+from forebay.store.settings import StoreSettings, check_capacity
+
+__all__ = [
+    "Chooser",
+    "Durability",
+    "GroupSpec",
+    "JournalEntry",
+    "Receipt",
+    "Rewound",
+    "Slot",
+    "Store",
+    "StoreSettings",
+    "StoreStats",
+    "TakenGroup",
+    "TaskSink",
+    "TaskSource",
+    "TrajectorySink",
+    "TrajectorySource",
+    "check_capacity",
+    "count_lost",
+    "open_store",
+]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from forebay.errors import RecordError, StoreError
+from forebay.errors import RecordError, RefusedError, StoreError
 from forebay.store.ledger import Ledger
 from forebay.store.protocol import GroupSpec, Receipt, Slot
 from forebay.store.records import Group, Member, payload_key
@@ -51,13 +51,13 @@ def check_spec(spec: GroupSpec) -> None:
         )
     if spec.serial < 0 or spec.member_bytes < 1 or spec.max_attempts < 1 or not spec.deadline_s > 0.0:
         raise StoreError(
-            f"group {spec.group_id} needs serial >= 0, member_bytes >= 1, max_attempts >= 1 and deadline_s > 0",
+            f"group {spec.group_id} needs serial >= 0, member_bytes >= 1, max_attempts >= 1, deadline_s > 0",
             got=f"{spec.serial}, {spec.member_bytes}, {spec.max_attempts}, {spec.deadline_s}",
         )
 
 
 def dispatch(ledger: Ledger, specs: Sequence[GroupSpec], incarnation: int) -> int:
-    """Make groups claimable, in order, until one does not fit; return how many of the leading ones are dispatched.
+    """Make groups claimable, in order, until one does not fit; return how many leading ones are dispatched.
 
     A group whose serial or name was seen before counts as dispatched and is ignored.
 
@@ -134,7 +134,7 @@ def mismatch(trajectory: Trajectory, slot: Slot, run_id: str) -> StoreError | No
         ("task_id", trajectory.task_id, slot.task.task_id),
     ):
         if got != limit:
-            return StoreError(f"trajectory does not belong to its slot: {what} differs", got=got, limit=limit)
+            return RefusedError(f"trajectory does not belong to its slot: {what} differs", got=got, limit=limit)
     return None
 
 
@@ -152,7 +152,7 @@ def put(ledger: Ledger, slot: Slot, arrival: Arrival) -> Receipt | StoreError:
         return "late"
     if len(group.members) != slot.group_size or not 0 <= slot.member < slot.group_size:
         ledger.count("rejected.foreign")
-        return StoreError(
+        return RefusedError(
             f"slot does not belong to group {slot.group_id}",
             got=f"member {slot.member} of {slot.group_size}",
             limit=f"group_size {len(group.members)}",
@@ -179,9 +179,6 @@ def _store(ledger: Ledger, group: Group, index: int, arrival: Arrival) -> None:
     ledger.count("trajectories.accepted")
     ledger.count("timeouts", int(arrival.timed_out))
     ledger.count("oversize", int(arrival.num_bytes > group.member_bytes))
-    if group.deadline_wall_s is None:
-        # A result can precede the first claim only after a release; the clock must run all the same.
-        group.deadline_wall_s = ledger.now_s + group.deadline_s
     if not close_if_done(ledger, group):
         ledger.save(group)
 
@@ -189,8 +186,8 @@ def _store(ledger: Ledger, group: Group, index: int, arrival: Arrival) -> None:
 def close_if_done(ledger: Ledger, group: Group) -> bool:
     """Settle or drop an open group if the group rule says so; return whether it did.
 
-    Done is: every member arrived or failed, or the deadline has passed. Then the members that arrived settle the group
-    if they suffice; else it is dropped and its space freed.
+    Done is: every member arrived or failed, or the deadline has passed. Then the members that arrived
+    settle the group if they suffice; else it is dropped and its space freed.
     """
     unfinished = group.count("free") + group.count("leased")
     overdue = group.deadline_wall_s is not None and group.deadline_wall_s <= ledger.now_s
@@ -210,7 +207,7 @@ def close_if_done(ledger: Ledger, group: Group) -> bool:
 
 
 def drop(ledger: Ledger, group: Group, kind: str, reason: str) -> None:
-    """Remove a group that will not be trained; `kind` is `dropped` (by a rule) or `rejected` (by the learner)."""
+    """Remove a group that will not be trained; `kind`: `dropped` by a rule, `rejected` by the learner."""
     ledger.count_reason(kind, reason)
     ledger.count_reason("trajectories.rejected", reason, group.count("arrived"))
     ledger.forget(group)

@@ -1,7 +1,8 @@
 """The seam between the rules and the engines: an ordered key-value transaction.
 
-The rules of the store are written once, as functions of a `Txn`; an engine brings transactions, durability and a place
-for payloads. Keys are compared as bytes, so that a scan in key order is a scan in the order of dispatch.
+The rules of the store are written once, as functions of a `Txn`; an engine brings transactions, durability
+and a place for payloads. Keys are compared as bytes, so that a scan in key order is a scan in the order of
+dispatch.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Txn(Protocol):
 class Engine(Protocol):
     """Transactions over one store.
 
-    An operation may run more than once (its transaction is retried when a neighbor in the same commit fails), so it
-    must be a function of the transaction alone.
+    An operation may run more than once (its transaction is retried when a neighbor in the same commit
+    fails), so it must be a function of the transaction alone.
     """
 
     def read(self, operation: Callable[[Txn], T]) -> T:
@@ -72,8 +73,8 @@ class Engine(Protocol):
 
         Args:
             operation: Reads and writes the transaction.
-            grows: Whether it stores payloads or tasks. A full store refuses these, and these only, so that space can
-                always be freed.
+            grows: Whether it stores payloads or tasks. A full store refuses these, and these only, so that
+                space can always be freed.
 
         Raises:
             StoreError: The store or its disk is full, or the engine failed; nothing was changed.
@@ -81,7 +82,7 @@ class Engine(Protocol):
         ...
 
     def stage(self, frame: bytes) -> str:
-        """Write a payload too large for a transaction to a side file, durably; return its name, or "" if it is small.
+        """Write a large payload to a side file, durably; return its name, or "" if it is small.
 
         Raises:
             StoreError: The disk is full.

@@ -59,7 +59,7 @@ def has_claimable(ledger: Ledger) -> bool:
 def claim(
     ledger: Ledger, max_slots: int, ttl_s: float, actor: str, version: PolicyVersion
 ) -> tuple[Slot, ...]:
-    """Lease up to `max_slots` free members: the oldest group first, all its members before the next group's."""
+    """Lease up to `max_slots` members: the oldest group first, all its members before the next group's."""
     slots: list[Slot] = []
     while len(slots) < max_slots and (first := ledger.txn.first(CLAIMABLE)) is not None:
         group = ledger.group(parse_place(first[0])[1])
@@ -99,20 +99,21 @@ def heartbeat(ledger: Ledger, slots: Sequence[Slot], ttl_s: float) -> tuple[Slot
         by_group.setdefault(slot.group_id, []).append(slot)
     for group_id, mine in by_group.items():
         group = ledger.find(group_id)
-        held = [slot for slot in mine if group is not None and _holder(group, slot) is not None]
-        lost += [slot for slot in mine if slot not in held]
-        if group is None or not held:
-            continue
-        for slot in held:
-            group.members[slot.member].lease_expires_s = ledger.now_s + ttl_s
-        ledger.save(group)
+        for slot in mine:
+            member = _holder(group, slot)
+            if member is None:
+                lost.append(slot)
+            else:
+                member.lease_expires_s = ledger.now_s + ttl_s
+        if group is not None:
+            ledger.save(group)
     return tuple(lost)
 
 
 def fail(ledger: Ledger, slot: Slot, reason: str) -> None:
     """End an attempt after an error; without effect if the lease is no longer held."""
     group = ledger.find(slot.group_id)
-    member = _holder(group, slot) if group is not None else None
+    member = _holder(group, slot)
     if group is None or member is None:
         return
     ledger.count_reason("errors", reason)
@@ -124,7 +125,7 @@ def fail(ledger: Ledger, slot: Slot, reason: str) -> None:
 def release_slot(ledger: Ledger, slot: Slot) -> None:
     """Give a member back untried; without effect if the lease is no longer held."""
     group = ledger.find(slot.group_id)
-    member = _holder(group, slot) if group is not None else None
+    member = _holder(group, slot)
     if group is None or member is None:
         return
     member.state, member.version, member.lease_expires_s = "free", None, 0.0
@@ -132,9 +133,9 @@ def release_slot(ledger: Ledger, slot: Slot) -> None:
     ledger.save(group)
 
 
-def _holder(group: Group, slot: Slot) -> Member | None:
+def _holder(group: Group | None, slot: Slot) -> Member | None:
     """Return the member whose current lease `slot` is."""
-    if not 0 <= slot.member < len(group.members):
+    if group is None or not 0 <= slot.member < len(group.members):
         return None
     member = group.members[slot.member]
     return member if member.state == "leased" and member.attempt == slot.attempt else None

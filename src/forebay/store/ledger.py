@@ -1,7 +1,8 @@
 """One transaction's working view: records in, records out, totals and indexes kept true.
 
-Every rule changes groups through a `Ledger`, which writes the difference between what followed from the record before
-and what follows from it now. No rule adds to a total itself, so totals cannot drift from the records.
+Every rule changes groups through a `Ledger`, which writes the difference between what followed from the
+record before and what follows from it now. No rule adds to a total itself, so totals cannot drift from the
+records.
 """
 
 from __future__ import annotations

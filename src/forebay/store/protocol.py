@@ -1,8 +1,8 @@
 """The store's verbs: what actors see, what the learner sees, and the records that pass between them.
 
-Actors see `TaskSource` and `TrajectorySink`; the learner sees `TaskSink` and `TrajectorySource`. Every verb is atomic
-and durable when it returns (at the engine's durability level), and safe to call again after a crash. Calls block for at
-most a disk write; an event loop calls them through a thread.
+Actors see `TaskSource` and `TrajectorySink`; the learner sees `TaskSink` and `TrajectorySource`. Every verb
+is atomic and durable when it returns (at the engine's durability level), and safe to call again after a
+crash. Calls block for at most a disk write; an event loop calls them through a thread.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
         forks: Where each incarnation after the first began.
         published: The newest published version.
         next_serial: The first serial never dispatched.
-        outstanding: Groups dispatched whose step is not yet published.
+        outstanding: Groups dispatched whose step is not yet published: those not recorded, and those recorded
+            for a later step than `published`. The credit is computed from this.
         open_groups: Groups that wait for members.
         settled_groups: Groups that can be taken.
         leased_slots: Members that an actor works on.
@@ -139,8 +140,14 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
         retained_capacity_bytes: Most retained bytes.
         oldest_s: Age of the oldest group that is not recorded; 0 if none.
         journal_steps: First and last step in the journal; None if it is empty.
-        counters: Totals since the store was made, by name (`accepted`, `late`, `duplicate`, `recorded`,
-            `rejected.REASON`, `dropped.REASON`, `retried`, `expired`, `timeouts`, ...).
+        counters: Totals since the store was made, by name. Puts: `accepted`, `duplicate`, `late`, `timeouts`,
+            `oversize`, `rejected.foreign`, `rejected.too_large`. Members: `claimed`, `released`, `expired`,
+            `retried`, `errors.REASON`, `members.failed`, `members.missing`. Groups: `dispatched`, `settled`,
+            `recorded`, `committed`, `rejected.REASON`, `dropped.REASON`. Trajectories that were acknowledged:
+            `trajectories.accepted`, `.recorded` (less those that a truncated journal gave back, which
+            `.unrecorded` counts), `.committed`, `.rejected.REASON`. At any time
+            ``accepted = committed + rejected + stored_trajectories`` over trajectories. Others: `published`,
+            `rewound`, `replayed`.
         settled_by_environment: Settled groups by environment.
     """
 
@@ -175,8 +182,8 @@ class TaskSource(Protocol):
             max_slots: Most slots wanted.
             ttl_s: Lease time; `heartbeat` renews it.
             actor: Name of the claimer, for inspection.
-            version: The version that the claimer's generator serves; no token will be older than the larger of this
-                and the group's min_version, which becomes the slot's `min_version`.
+            version: The version that the claimer's generator serves; no token will be older than the larger
+                of this and the group's min_version, which becomes the slot's `min_version`.
 
         Returns:
             Slots; empty if there is nothing to do.
@@ -184,7 +191,7 @@ class TaskSource(Protocol):
         ...
 
     def heartbeat(self, slots: Sequence[Slot], *, ttl_s: float) -> tuple[Slot, ...]:
-        """Renew leases; return the slots that are no longer held (settled, expired and re-issued, or dropped)."""
+        """Renew leases; return the slots no longer held (settled, expired and re-issued, or dropped)."""
         ...
 
     def fail(self, slot: Slot, *, reason: str) -> None:
@@ -203,12 +210,16 @@ class TrajectorySink(Protocol):
         """Store the result of a slot; the first result of a member wins.
 
         Returns:
-            `accepted` once durable; `duplicate` for the same trajectory again; `late` (not stored, counted) if the
-            member was settled otherwise.
+            `accepted` once durable; `duplicate` for the same trajectory again; `late` (not stored, counted)
+            if the member was settled otherwise.
+
+        A result whose lease has expired is welcome while its member is open. A trajectory larger than its
+        reservation is stored and counted as `oversize`: refusing finished work frees nothing.
 
         Raises:
-            StoreError: The trajectory does not belong to the slot (counted as `rejected.foreign`), or exceeds the
-                member's largest size.
+            RefusedError: The trajectory does not belong to the slot (counted as `rejected.foreign`), or exceeds
+                `store.max_trajectory_bytes` (`rejected.too_large`); trying again does not help.
+            StoreError: The disk or the store's file is full; it was not stored, and may be tried again.
         """
         ...
 
@@ -220,7 +231,13 @@ class TaskSink(Protocol):
         """Make groups claimable, in order, as far as the capacity goes; ids seen before are ignored.
 
         Returns:
-            How many of the leading groups are now dispatched (accepted now or before); fewer than given when full.
+            How many of the leading groups are now dispatched (accepted now or before); fewer than given
+            when full.
+
+        Raises:
+            FencedError: A newer incarnation exists.
+            StoreError: A serial would leave a hole in the stream, a group could never settle, or one group
+                alone exceeds the capacity; none was dispatched.
         """
         ...
 
@@ -233,12 +250,13 @@ class TrajectorySource(Protocol):
     ) -> tuple[tuple[TakenGroup, ...], Choice]:
         """Take the groups that `choose` picks, waiting for the store to change at most `timeout_s` seconds.
 
-        `choose` sees every group that is outstanding and not taken or recorded. Its `stale` groups are rejected with
-        reason `stale` in the same transaction. Taken groups stay with this incarnation until `record`, `reject` or
-        `release`.
+        `choose` sees every group that is outstanding and not taken or recorded; it runs inside a snapshot and
+        must not call the store. Its `stale` groups are rejected with reason `stale` in the same transaction.
+        Taken groups stay with this incarnation until `record`, `reject` or `release`.
 
         Returns:
-            The groups, in the chosen order (empty at timeout), and the last choice.
+            The groups, in the chosen order, and the last choice. No groups at timeout, and before it when one
+            was rejected or dropped meanwhile, so that the caller can dispatch another.
 
         Raises:
             FencedError: A newer incarnation exists.
@@ -246,44 +264,68 @@ class TrajectorySource(Protocol):
         ...
 
     def record(self, entry: JournalEntry, *, incarnation: int) -> None:
-        """Write a consumed batch to the journal; durable before the step runs. Again with the same entry: nothing."""
+        """Write a consumed batch to the journal; durable before the step runs.
+
+        Its groups must be in this incarnation's hands. Recording a journaled step again with the same groups
+        and digest is its replay and changes nothing else; entries that wait for their replay come first, in
+        order.
+
+        Raises:
+            FencedError: A newer incarnation exists.
+            StoreError: The step is not the next one, a replay differs from the journal, a group is not taken,
+                or the retained bytes would exceed their capacity.
+        """
         ...
 
     def reject(
         self, group_id: str, *, incarnation: int, reason: str, replacement: GroupSpec | None = None
     ) -> None:
-        """Discard a taken group for a named reason; dispatch `replacement` in the same transaction."""
+        """Discard a taken group for a named reason; dispatch `replacement` in the same transaction.
+
+        The replacement takes the place of what it replaces, so no capacity brakes it. Nothing happens if the
+        group is already gone.
+        """
         ...
 
     def release(self, group_id: str, *, incarnation: int) -> None:
-        """Put a taken group back."""
+        """Put a taken group back; nothing if it is gone or was put back before."""
         ...
 
     def publish(self, version: PolicyVersion, *, incarnation: int) -> None:
-        """Note that `version` is published: its groups stop being outstanding."""
+        """Note that `version` is published: groups of steps up to it stop being outstanding."""
         ...
 
     def commit(self, step: int, *, incarnation: int) -> None:
-        """Forget what was consumed up to and including `step`."""
+        """Forget what was consumed up to and including `step`; no rewind can go before it any more."""
         ...
 
     def rewind(self, step: int) -> Rewound:
-        """Begin a new incarnation at `step`: fence older learners, un-take what they held, hand back the journal.
+        """Begin a new incarnation at `step`: fence older learners, free what they held, return the journal.
 
-        Recorded groups after `step` stay recorded in the journal until each is replayed; they are not outstanding.
+        The first learner of a store begins incarnation 0 without a fork; each later one adds a fork at
+        `step`. `published` becomes `step` of the new incarnation, or the last published version if that is
+        earlier. Groups recorded after `step` stay recorded, and outstanding, until their replay is published: a resume
+        never grants credit twice. Open groups get their whole deadline again.
+
+        Raises:
+            StoreError: What was consumed after `step` is already forgotten.
         """
         ...
 
     def read_group(self, group_id: str) -> TakenGroup:
-        """Return a stored group whatever its state; for replay and inspection."""
+        """Return a stored group whatever its state; for replay and inspection.
+
+        Raises:
+            StoreError: There is none, or a frame cannot be read back.
+        """
         ...
 
     def advance_fork(self, version: int, *, incarnation: int) -> None:
-        """Move this incarnation's fork forward after replay re-made exactly the published weights of `version`."""
+        """Move this incarnation's fork forward: replay re-made exactly the published weights of `version`."""
         ...
 
     def truncate_journal(self, step: int, *, incarnation: int) -> None:
-        """Drop journal entries after `step` and make their groups takeable again (replay could not be exact)."""
+        """Drop journal entries after `step`; their groups are takeable again (replay could not be exact)."""
         ...
 
 

@@ -23,7 +23,8 @@ class StoreSettings(BaseModel):
     )
     path: Path | None = Field(None, description="Directory of an lmdb store; the run directory's by default.")
     durability: Durability = Field(
-        "fsync", description="fsync: survives power loss. os: survives kill -9 of every process, not power loss."
+        "fsync",
+        description="fsync: survives power loss. os: survives kill -9 of every process, not power loss.",
     )
     capacity_groups: int = Field(4096, ge=1, description="Most groups dispatched and not yet recorded.")
     capacity_bytes: int = Field(
@@ -33,10 +34,12 @@ class StoreSettings(BaseModel):
         16 * _GIB, ge=1, description="Most bytes of recorded groups that no verified checkpoint covers yet."
     )
     map_bytes: int = Field(
-        64 * _GIB, ge=1 << 20, description="Largest size of the lmdb file; sparse, so only what is used counts."
+        64 * _GIB,
+        ge=1 << 20,
+        description="Largest size of the lmdb file; sparse, so only what is used counts.",
     )
     side_file_bytes: int = Field(
-        1 << 20, ge=4096, description="Larger trajectories get a file of their own, outside the lmdb file."
+        1 << 20, ge=0, description="Larger trajectories get a file of their own, outside the lmdb file."
     )
     max_trajectory_bytes: int = Field(
         256 << 20, ge=4096, le=_GIB, description="Larger trajectories are refused."
@@ -48,8 +51,8 @@ class StoreSettings(BaseModel):
         if self.engine == "lmdb" and self.map_bytes < needed:
             raise ValueError(
                 f"store.map_bytes={self.map_bytes} is less than capacity_bytes + retained_capacity_bytes = "
-                f"{self.capacity_bytes} + {self.retained_capacity_bytes} = {needed}: the file would be full before "
-                f"the store is. Raise store.map_bytes (it is sparse) or lower the capacities."
+                f"{self.capacity_bytes} + {self.retained_capacity_bytes} = {needed}: the file would be full "
+                f"before the store is. Raise store.map_bytes (it is sparse) or lower the capacities."
             )
         return self
 
@@ -84,14 +87,14 @@ def check_capacity(
             f"{batches_in_flight} batches in flight of {groups_per_batch} groups can never fit the store",
             got=f"store.capacity_groups={settings.capacity_groups}",
             limit=f">= {batches_in_flight} x {groups_per_batch} = {groups}",
-            remedy=f"Set store.capacity_groups={groups}, or lower batching.groups or staleness.max_staleness.",
+            remedy=f"Set store.capacity_groups={groups}, or lower batching.groups or max_staleness.",
         )
     group_bytes = group_size * member_bytes
     if settings.capacity_bytes < groups * group_bytes:
         raise ConfigError(
             "the bytes reserved for the batches in flight can never fit the store",
             got=f"store.capacity_bytes={settings.capacity_bytes}",
-            limit=f">= {groups} groups x {group_size} members x {member_bytes} bytes = {groups * group_bytes}",
+            limit=f">= {groups} groups x {group_size} x {member_bytes} bytes = {groups * group_bytes}",
             remedy="Raise store.capacity_bytes, or lower the reservation, batching.groups or max_staleness.",
         )
     batches = checkpoints_kept * checkpoint_every + 1

@@ -90,7 +90,7 @@ def version_name(version: PolicyVersion) -> str:
 def list_versions(path: Path) -> tuple[PolicyVersion, ...]:
     """Return the complete versions in a weight directory, oldest first; empty if there is no directory."""
     try:
-        names = [entry.name for entry in path.iterdir()]
+        names = [entry.name for entry in path.iterdir() if (entry / MANIFEST_FILE).is_file()]
     except FileNotFoundError:
         return ()
     matches = filter(None, map(_VERSION_NAME.fullmatch, names))

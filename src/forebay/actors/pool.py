@@ -1,0 +1,234 @@
+"""The actor pool: hundreds of episodes in one event loop, between the store and the generator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Mapping
+
+from forebay.actors.boundary import FaultBoundary
+from forebay.actors.episode import EpisodeRunner
+from forebay.actors.generator_health import GeneratorHealth
+from forebay.actors.settings import ActorSettings
+from forebay.actors.slot_run import LiveSlot, SlotRunner
+from forebay.actors.stats import StatsQueue
+from forebay.actors.store_access import ActorStore, StoreAccess
+from forebay.chat import Chat
+from forebay.clock import Clock
+from forebay.envs.registry import EnvironmentKind
+from forebay.errors import ConfigError
+from forebay.generation.protocol import Generator, GeneratorInfo
+from forebay.store.protocol import Slot
+
+
+class ActorPool:
+    """Claims slots, runs their episodes, puts the results.
+
+    Consumes: slots of the store. Waits for: a free place, new work, a generator that is well, the store.
+    Unblocked by: the end of an episode (each has a deadline), `poll_max_s`, the back-off, a write.
+    Produces: trajectories, failures with a reason, and slots given back.
+
+    An episode keeps its place until its result is written, so that a store that brakes brakes the pool.
+
+    Args:
+        store: Where work comes from and results go.
+        generator: What continues prompts.
+        chat: Tokenizer and template.
+        environments: Environments by name.
+        settings: Sizes and deadlines.
+        run_seed: Seed of the run; every model call derives its own.
+        name: Name of this process, different at every start of it.
+        clock: Wall clock, comparable with the store's; deadlines run on the event loop's clock.
+        max_kv_staleness: KV older than this is computed again in a follow-up turn; None to keep it.
+
+    Attributes:
+        counters: Totals by name.
+        episodes: Statistics of finished episodes, for whoever drains them.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: ActorStore,
+        generator: Generator,
+        chat: Chat,
+        environments: Mapping[str, EnvironmentKind],
+        settings: ActorSettings,
+        run_seed: int,
+        name: str,
+        clock: Clock,
+        max_kv_staleness: int | None = None,
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self.episodes = StatsQueue(settings.stats_queue)
+        self._store = StoreAccess(store, settings, name, self.counters)
+        self._generator = generator
+        self._chat = chat
+        self._environments = environments
+        self._settings = settings
+        self._run_seed = run_seed
+        self._name = name
+        self._clock = clock
+        self._max_kv_staleness = max_kv_staleness
+        self._boundary = FaultBoundary(settings.cancel_grace_s)
+        self._live: dict[asyncio.Task[None], LiveSlot] = {}
+        self._unfinished: list[Slot] = []
+        self._num_started = 0
+        self._draining = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Work until drained.
+
+        Raises:
+            ConfigError: Tokenizer and model do not fit.
+            PeerFailedError: Store or generator failed for longer than `peer_patience_s`.
+        """
+        self._health = GeneratorHealth(
+            self._generator, self._settings, self.counters, asyncio.get_running_loop().time
+        )
+        try:
+            while not self._draining.is_set():
+                if (info := await self._health.look()) is not None:
+                    await self._work(self._make_runner(info))
+                    break
+                await self._pause(self._health.pause_s)
+        finally:
+            self._store.close()
+
+    def drain(self) -> None:
+        """Claim no more and end when the running episodes have; called again, end at once."""
+        if self._draining.is_set():
+            self._stopping.set()
+        self._draining.set()
+        self._wake.set()
+
+    def stats(self) -> dict[str, int]:
+        """Return the counters, and how many episodes are alive now."""
+        return {
+            **self.counters,
+            "live": len(self._live),
+            "abandoned": self._boundary.num_abandoned,
+            "stats_lost": self.episodes.num_lost,
+        }
+
+    async def _work(self, runner: EpisodeRunner) -> None:
+        self._slots = SlotRunner(
+            runner,
+            self._store,
+            self._health,
+            run_seed=self._run_seed,
+            put_margin_s=self._settings.put_margin_s,
+            counters=self.counters,
+            episodes=self.episodes,
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                heart = tasks.create_task(self._keep_leases(), name="heartbeat")
+                await self._claim_until_drained(tasks)
+                await self._finish_running()
+                heart.cancel()
+        except BaseExceptionGroup as group:
+            raise _first_cause(group) from group
+        finally:
+            for slot in self._unfinished:
+                await self._store.release(slot)
+            await runner.close()
+
+    async def _claim_until_drained(self, tasks: asyncio.TaskGroup) -> None:
+        idle_s = self._settings.poll_s
+        while not self._draining.is_set():
+            free = self._settings.episodes_per_process - len(self._live)
+            if free <= 0:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            if await self._health.look() is None:
+                await self._pause(self._health.pause_s)
+                continue
+            slots = await self._store.claim(free, self._health.seen)
+            self.counters["claimed"] += len(slots)
+            for slot in slots:
+                self._start(slot, tasks)
+            if slots:
+                idle_s = self._settings.poll_s
+            else:
+                await self._pause(idle_s)
+                idle_s = min(2.0 * idle_s, self._settings.poll_max_s)
+
+    def _start(self, slot: Slot, tasks: asyncio.TaskGroup) -> None:
+        self._num_started += 1
+        live = LiveSlot(slot, self._clock.wall_s(), f"{self._name}.{self._num_started}")
+        task = tasks.create_task(self._slots.run(live), name=f"episode {live.episode_id}")
+        self._live[task] = live
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        live = self._live.pop(task)
+        if task.cancelled() and not live.lost:
+            self._unfinished.append(live.slot)
+        self._wake.set()
+
+    async def _keep_leases(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_s)
+            live = {_key(live.slot): (task, live) for task, live in self._live.items()}
+            if not live:
+                continue
+            for slot in await self._store.renew([entry.slot for _, entry in live.values()]):
+                task, entry = live[_key(slot)]
+                # The slot is settled or somebody else's. A result on its way is the store's to judge.
+                if not entry.putting and not task.done():
+                    entry.lost = True
+                    self.counters["leases_lost"] += 1
+                    task.cancel()
+
+    async def _finish_running(self) -> None:
+        """Let running episodes finish for a while, then cancel the rest."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_s):
+                while self._live and not self._stopping.is_set():
+                    self._wake.clear()
+                    await self._wake.wait()
+        rest = set(self._live)
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest)
+
+    async def _pause(self, duration_s: float) -> None:
+        """Wait, but not once drained."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(duration_s):
+                await self._draining.wait()
+
+    def _make_runner(self, info: GeneratorInfo) -> EpisodeRunner:
+        if self._chat.vocabulary > info.vocabulary:
+            raise ConfigError(
+                "the tokenizer has ids that the model does not know",
+                got=f"{self._chat.vocabulary} ids",
+                limit=f"vocabulary {info.vocabulary}",
+                remedy="Use the tokenizer that belongs to the model.",
+            )
+        return EpisodeRunner(
+            generator=self._generator,
+            info=info,
+            chat=self._chat,
+            environments=self._environments,
+            sampling=self._settings.sampling,
+            max_turn_tokens=self._settings.max_turn_tokens,
+            clock=self._clock,
+            boundary=self._boundary,
+            max_kv_staleness=self._max_kv_staleness,
+        )
+
+
+def _key(slot: Slot) -> tuple[str, int, int]:
+    return slot.group_id, slot.member, slot.attempt
+
+
+def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first_cause(first) if isinstance(first, BaseExceptionGroup) else first

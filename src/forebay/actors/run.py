@@ -1,0 +1,99 @@
+"""The actor process: a pool with its signals, its watchdog and its clean-up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping
+
+from forebay.actors.pool import ActorPool
+from forebay.actors.settings import ActorSettings
+from forebay.actors.store_access import ActorStore
+from forebay.actors.watchdog import LoopWatchdog
+from forebay.chat import Chat
+from forebay.clock import Clock, SystemClock
+from forebay.envs.registry import EnvironmentKind
+from forebay.generation.protocol import Generator
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+async def run_actor(
+    *,
+    store: ActorStore,
+    generator: Generator,
+    chat: Chat,
+    environments: Mapping[str, EnvironmentKind],
+    settings: ActorSettings,
+    run_seed: int,
+    name: str,
+    clock: Clock | None = None,
+    max_kv_staleness: int | None = None,
+    report: Callable[[ActorPool], None] = lambda _: None,
+    report_s: float = 5.0,
+) -> dict[str, int]:
+    """Run a pool until SIGTERM or SIGINT, which drain it; a second one stops it at once.
+
+    An event loop that stays blocked for `blocked_limit_s` ends the process with exit code 4 and the stack
+    of the culprit: its leases would expire unnoticed. Store and generator stay the caller's to close.
+
+    Args:
+        store: Where work comes from and results go.
+        generator: What continues prompts.
+        chat: Tokenizer and template.
+        environments: Environments by name; closed at the end.
+        settings: Sizes and deadlines.
+        run_seed: Seed of the run.
+        name: Name of this actor; the process id is added, so that no two starts share it.
+        clock: Wall clock, comparable with the store's; the system's by default.
+        max_kv_staleness: KV older than this is computed again in a follow-up turn; None to keep it.
+        report: Called now and then, and once at the end, with the pool; reads `stats()`, drains `episodes`.
+        report_s: Time between two calls.
+
+    Returns:
+        The pool's counters.
+
+    Raises:
+        ConfigError: Tokenizer and model do not fit.
+        PeerFailedError: Store or generator failed for too long.
+    """
+    pool = ActorPool(
+        store=store,
+        generator=generator,
+        chat=chat,
+        environments=environments,
+        settings=settings,
+        run_seed=run_seed,
+        name=f"{name}-{os.getpid()}",
+        clock=clock or SystemClock(),
+        max_kv_staleness=max_kv_staleness,
+    )
+    loop = asyncio.get_running_loop()
+    watchdog = LoopWatchdog(
+        loop,
+        settings.blocked_s,
+        settings.blocked_limit_s,
+        on_blocked=lambda blockage: pool.counters.update([f"blocked.{blockage.environment}"]),
+    )
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, pool.drain)
+    watchdog.start()
+    reporting = asyncio.create_task(_report(pool, report, report_s), name="report")
+    try:
+        await pool.run()
+        report(pool)
+        return pool.stats()
+    finally:
+        reporting.cancel()
+        watchdog.stop()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        for kind in environments.values():
+            await kind.close()
+
+
+async def _report(pool: ActorPool, report: Callable[[ActorPool], None], period_s: float) -> None:
+    while True:
+        await asyncio.sleep(period_s)
+        report(pool)

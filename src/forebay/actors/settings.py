@@ -1,0 +1,65 @@
+"""Settings of the actor pool."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from forebay.trajectory import Sampling
+
+
+class ActorSettings(BaseModel):
+    """How many episodes run, how they are sampled, and what happens when something does not answer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    processes: int = Field(1, ge=1, description="Actor processes.")
+    episodes_per_process: int = Field(
+        128, ge=1, le=10_000, description="Episodes alive at once in a process."
+    )
+    temperature: float = Field(1.0, gt=0, le=100, description="Divisor of the logits when sampling.")
+    max_turn_tokens: int = Field(256, ge=1, description="Most tokens of one model turn.")
+    lease_ttl_s: float = Field(30.0, gt=0, description="Time after which a silent actor loses its work.")
+    heartbeat_s: float = Field(5.0, gt=0, description="Time between two renewals of the leases.")
+    poll_s: float = Field(0.05, gt=0, description="First wait for new work; doubles up to poll_max_s.")
+    poll_max_s: float = Field(0.5, gt=0, description="Longest wait between two looks for new work.")
+    version_period_s: float = Field(
+        0.5, gt=0, description="Time between two looks at the generator's version."
+    )
+    put_margin_s: float = Field(
+        0.5, ge=0, description="An episode ends this long before its group's deadline."
+    )
+    put_threads: int = Field(4, ge=1, le=64, description="Results written to the store at once.")
+    cancel_grace_s: float = Field(
+        1.0, gt=0, description="Time that cancelled environment code gets to return."
+    )
+    backoff_s: float = Field(
+        0.2, gt=0, description="First wait after a failed peer; doubles up to backoff_max_s."
+    )
+    backoff_max_s: float = Field(10.0, gt=0, description="Longest wait after a failed peer.")
+    peer_patience_s: float = Field(
+        120.0, gt=0, description="A peer that fails for this long ends the process."
+    )
+    drain_s: float = Field(30.0, ge=0, description="Time that running episodes get to finish after SIGTERM.")
+    blocked_s: float = Field(1.0, gt=0, description="An event loop blocked this long is reported.")
+    blocked_limit_s: float = Field(
+        60.0, gt=0, description="An event loop blocked this long ends the process."
+    )
+    stats_queue: int = Field(
+        4096, ge=1, description="Episode statistics kept for the reporter; the rest is lost."
+    )
+
+    @model_validator(mode="after")
+    def _leases_outlive_heartbeats(self) -> Self:
+        if self.lease_ttl_s < 2 * self.heartbeat_s:
+            raise ValueError(
+                f"actors.lease_ttl_s={self.lease_ttl_s} is less than two heartbeats of {self.heartbeat_s} s: "
+                f"one late heartbeat would lose every lease. Raise lease_ttl_s or lower heartbeat_s."
+            )
+        return self
+
+    @property
+    def sampling(self) -> Sampling:
+        """The distribution to sample; nothing truncates it, so that it can be trained."""
+        return Sampling(temperature=self.temperature)

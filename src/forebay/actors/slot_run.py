@@ -1,0 +1,142 @@
+"""One slot from claim to verdict: the episode runs, and the store learns how it went."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from forebay.actors.episode import Assignment, EpisodeRunner
+from forebay.actors.generator_health import GeneratorHealth
+from forebay.actors.stats import EpisodeStats, StatsQueue
+from forebay.actors.store_access import StoreAccess
+from forebay.errors import EnvironmentFailure, GenerationError, ModelError, RecordError, RefusedError
+from forebay.generation.protocol import BadRequestError
+from forebay.store.protocol import Slot
+from forebay.trajectory import Trajectory
+
+_log = logging.getLogger(__name__)
+
+
+class LiveSlot:
+    """A slot whose episode runs.
+
+    Args:
+        slot: The slot.
+        claimed_s: Wall clock at the claim.
+        run_name: Tells this run of the slot from any other, earlier or elsewhere.
+
+    Attributes:
+        lost: The lease is gone; nobody waits for the result.
+        putting: The result is on its way; the store will judge it.
+    """
+
+    def __init__(self, slot: Slot, claimed_s: float, run_name: str) -> None:
+        self.slot = slot
+        self.claimed_s = claimed_s
+        self.trajectory_id = f"{slot.group_id}.{slot.member}.{slot.attempt}"
+        self.episode_id = f"{self.trajectory_id}.{run_name}"
+        self.lost = False
+        self.putting = False
+
+    def assignment(self, run_seed: int) -> Assignment:
+        """Return what the episode is run for."""
+        slot = self.slot
+        return Assignment(
+            trajectory_id=self.trajectory_id,
+            episode_id=self.episode_id,
+            run_id=slot.run_id,
+            incarnation=slot.incarnation,
+            group_id=slot.group_id,
+            group_size=slot.group_size,
+            member=slot.member,
+            attempt=slot.attempt,
+            min_version=slot.min_version,
+            seed=run_seed,
+            asked_s=self.claimed_s,
+        )
+
+
+class SlotRunner:
+    """Runs slots and tells the store what came of them.
+
+    A result is put, a timeout too; an error fails the attempt with a reason; a generator that is not there
+    gives the slot back untried.
+
+    Args:
+        runner: Runs the episodes.
+        store: Learns how they went.
+        health: Learns how the generator did.
+        run_seed: Seed of the run.
+        put_margin_s: An episode ends this long before its group's deadline.
+        counters: Where outcomes are counted.
+        episodes: Where finished episodes are reported.
+    """
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        store: StoreAccess,
+        health: GeneratorHealth,
+        *,
+        run_seed: int,
+        put_margin_s: float,
+        counters: Counter[str],
+        episodes: StatsQueue,
+    ) -> None:
+        self._runner = runner
+        self._store = store
+        self._health = health
+        self._run_seed = run_seed
+        self._put_margin_s = put_margin_s
+        self._counters = counters
+        self._episodes = episodes
+
+    async def run(self, live: LiveSlot) -> None:
+        """Run one slot.
+
+        Consumes: a slot. Waits for: the episode, then the store. Unblocked by: the episode's deadlines, a
+        write. Produces: one verb of the store.
+        """
+        slot = live.slot
+        timeout_s = slot.group_deadline_s - self._put_margin_s - self._runner.clock.wall_s()
+        try:
+            trajectory = await self._runner.run(
+                slot.task, live.assignment(self._run_seed), timeout_s=timeout_s
+            )
+        except EnvironmentFailure as error:
+            await self._fail(live, "environment", error)
+        except RecordError as error:
+            self._counters[f"rejected.{error.reason}"] += 1
+            await self._fail(live, error.reason, error)
+        except ModelError as error:
+            await self._fail(live, "chat", error)
+        except BadRequestError as error:
+            await self._fail(live, "generator", error)
+        except GenerationError as error:
+            self._health.failed(error)
+            await self._store.release(slot)
+        else:
+            self._health.succeeded()
+            await self._deliver(live, trajectory)
+
+    async def _deliver(self, live: LiveSlot, trajectory: Trajectory) -> None:
+        self._counters[f"finished.{trajectory.finish}"] += 1
+        self._counters["branches"] += int(trajectory.metrics["branches"])
+        if trajectory.finish == "context" and not trajectory.steps:
+            # The task does not fit the context: no attempt will, and an empty member teaches nothing.
+            await self._fail(live, "context", None)
+            return
+        live.putting = True
+        receipt: str
+        try:
+            receipt = await self._store.put(trajectory, live.slot)
+        except RefusedError as error:
+            receipt = "refused"
+            await self._fail(live, "refused", error)
+        self._counters[f"receipts.{receipt}"] += 1
+        self._episodes.offer(EpisodeStats.of(trajectory, receipt))
+
+    async def _fail(self, live: LiveSlot, reason: str, error: Exception | None) -> None:
+        self._counters[f"failed.{reason}"] += 1
+        _log.warning("%s failed (%s): %s", live.trajectory_id, reason, error or "no room for its prompt")
+        await self._store.fail(live.slot, reason)

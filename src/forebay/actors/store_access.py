@@ -1,0 +1,97 @@
+"""Store calls for an event loop: made in threads, and made again while the store cannot take them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+from forebay.actors.backoff import Backoff
+from forebay.actors.settings import ActorSettings
+from forebay.errors import RefusedError, StoreError
+from forebay.store.protocol import Receipt, Slot, TaskSource, TrajectorySink
+from forebay.trajectory import PolicyVersion, Trajectory
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class ActorStore(TaskSource, TrajectorySink, Protocol):
+    """What an actor sees of the store."""
+
+
+class StoreAccess:
+    """The store's verbs as coroutines.
+
+    Waits for: the store. Unblocked by: a write, or the next try after a back-off; after `peer_patience_s`
+    of failures a `PeerFailedError` ends the wait. Leases have a thread of their own, so that results
+    waiting to be written never hold up a heartbeat.
+
+    Args:
+        store: The store.
+        settings: Threads, lease time and patience.
+        actor: Name of this process.
+        counters: Where `store_errors` are counted.
+    """
+
+    def __init__(
+        self, store: ActorStore, settings: ActorSettings, actor: str, counters: Counter[str]
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._actor = actor
+        self._counters = counters
+        self._leases = ThreadPoolExecutor(1, "leases")
+        self._results = ThreadPoolExecutor(settings.put_threads, "results")
+
+    async def claim(self, max_slots: int, version: PolicyVersion) -> tuple[Slot, ...]:
+        """Lease slots; see `TaskSource.claim`."""
+        claim = functools.partial(
+            self._store.claim, max_slots, ttl_s=self._settings.lease_ttl_s, actor=self._actor, version=version
+        )
+        return await self._insist(self._leases, claim)
+
+    async def renew(self, slots: Sequence[Slot]) -> tuple[Slot, ...]:
+        """Renew leases; return the slots that are no longer held."""
+        renew = functools.partial(self._store.heartbeat, slots, ttl_s=self._settings.lease_ttl_s)
+        return await self._insist(self._leases, renew)
+
+    async def put(self, trajectory: Trajectory, slot: Slot) -> Receipt:
+        """Store a result.
+
+        Raises:
+            RefusedError: The store will never take it.
+        """
+        return await self._insist(self._results, functools.partial(self._store.put, trajectory, slot))
+
+    async def fail(self, slot: Slot, reason: str) -> None:
+        """Give up an attempt after an error."""
+        await self._insist(self._results, functools.partial(self._store.fail, slot, reason=reason))
+
+    async def release(self, slot: Slot) -> None:
+        """Give a slot back untried."""
+        await self._insist(self._results, functools.partial(self._store.release_slot, slot))
+        self._counters["released"] += 1
+
+    def close(self) -> None:
+        """Release the threads."""
+        self._leases.shutdown(wait=False)
+        self._results.shutdown(wait=False)
+
+    async def _insist(self, executor: Executor, call: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        backoff = Backoff.of("store", self._settings, loop.time)
+        while True:
+            try:
+                return await loop.run_in_executor(executor, call)
+            except RefusedError:
+                raise
+            except StoreError as error:
+                self._counters["store_errors"] += 1
+                _log.warning("%s", error)
+                backoff.failed(error)
+            await asyncio.sleep(backoff.left_s)

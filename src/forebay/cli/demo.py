@@ -1,0 +1,22 @@
+"""`forebay demo`: the same agent trained synchronously, then decoupled, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forebay.cli.comparison import compare, describe
+
+
+def demo(
+    directory: Annotated[Path, typer.Option(help="Where the two runs go; made anew.")] = Path("runs/demo"),
+    seconds: Annotated[float, typer.Option(help="Time that each of the two trains.", min=5.0)] = 90.0,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="section.key=value items.", show_default=False)
+    ] = None,
+) -> None:
+    """Train a small agent with slow tools, first synchronously, then decoupled, and compare."""
+    summary = compare(directory, seconds, tuple(overrides or ()))
+    typer.echo(describe(summary, directory))

@@ -1,0 +1,40 @@
+"""Progress of a run, read from the metrics that its learner writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from forebay.telemetry.progress import Progress, ProgressPrinter
+
+
+class Follower:
+    """Shows each new line of a metrics file.
+
+    Args:
+        path: `metrics.jsonl` of the run; lines that are there already are skipped.
+        printer: Where progress is shown.
+    """
+
+    def __init__(self, path: Path, printer: ProgressPrinter) -> None:
+        self._path = path
+        self._printer = printer
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def look(self) -> None:
+        """Show what was written since the last look."""
+        if not self._path.exists():
+            return
+        if self._path.stat().st_size < self._offset:
+            self._offset = 0
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole, _, _ = data.rpartition(b"\n")
+        if not whole:
+            return
+        self._offset += len(whole) + 1
+        line = msgspec.json.decode(whole.rpartition(b"\n")[2], type=dict)
+        names = Progress.__dataclass_fields__
+        self._printer.update(Progress(**{name: line.get(name) for name in names}))

@@ -1,0 +1,323 @@
+"""The body of `forebay learn`: a learner assembled from a run's configuration, resumed where it stopped."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import jax
+import msgspec
+
+from forebay.batching.ladder import build_ladder
+from forebay.batching.prefetch import Prefetcher
+from forebay.batching.updates import build_updates
+from forebay.cli.runs import Run, builtin_or_path
+from forebay.clock import SystemClock
+from forebay.config import RunConfig
+from forebay.envs.registry import load_task_sets
+from forebay.envs.tasks import TaskStream, WeightedTasks
+from forebay.launch.placement import move_thread_to
+from forebay.learner.bare import BareSpeed
+from forebay.learner.checkpoint import Checkpointer
+from forebay.learner.checkpoint_manifest import CheckpointCursor
+from forebay.learner.compiles import CompileCounter
+from forebay.learner.dispatch import Dispatcher
+from forebay.learner.feed import Feed, JournaledBatch, Packer
+from forebay.learner.loop import Learner
+from forebay.learner.meter import Meter, summarize_run
+from forebay.learner.programs import TrainPrograms
+from forebay.learner.publishing import Publisher
+from forebay.learner.replay import replay
+from forebay.learner.source import WatchedSource
+from forebay.learner.train_step import TrainState, snapshot
+from forebay.models.checkpoint_io import load_model
+from forebay.models.hf import to_hf_tensors
+from forebay.models.params import Params, init_params
+from forebay.models.sharding import make_mesh
+from forebay.objectives.build import build_objective
+from forebay.objectives.denominators import FreshCounts, batch_denominator
+from forebay.objectives.settings import build_advantage
+from forebay.store.protocol import GroupSpec, Rewound
+from forebay.store.rules import RuleStore
+from forebay.telemetry.metrics import MetricsWriter
+from forebay.telemetry.spans import TimeStrip
+from forebay.telemetry.summary import write_summary
+from forebay.telemetry.watchdog import Watchdog
+from forebay.trajectory import PolicyVersion, Task
+from forebay.weights.publisher import WeightPublisher
+from forebay.weights.reader import WeightReader
+from forebay.weights.shard import digest_of
+
+logger = logging.getLogger(__name__)
+
+
+def run_learner(run: Run, background_cpus: tuple[int, ...] = ()) -> None:
+    """Train a run from where it stopped until it is done, stopped, or makes no progress.
+
+    Args:
+        run: The run; its lock is held by this process or its supervisor.
+        background_cpus: Cores for the threads beside the training step; empty leaves them where they are.
+
+    Raises:
+        ForebayError: What ended it before it was done.
+    """
+    with ExitStack() as stack:
+        session = LearnerSession(run, functools.partial(move_thread_to, background_cpus), stack)
+        session.resume()
+        session.train()
+        session.finish()
+
+
+class LearnerSession:
+    """Everything that one learner process holds, in the order in which it comes to life.
+
+    Args:
+        run: The run.
+        settle_thread: Moves a background thread off the learner's cores; called inside each.
+        stack: Closes what was opened.
+    """
+
+    def __init__(self, run: Run, settle_thread: Callable[[], None], stack: ExitStack) -> None:
+        config = self.config = run.config
+        self.run = run
+        self.settle_thread = settle_thread
+        self.clock = SystemClock()
+        self.stopping = False
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, self._stop)
+        self.strip = TimeStrip(self.clock)
+        self.compiles = stack.enter_context(CompileCounter())
+        self.store: RuleStore = run.open_store()
+        stack.callback(self.store.close)
+        self.weights = WeightPublisher(run.layout.weights, run_id=run.run_id, settings=config.weights)
+        self.publisher = Publisher(self._publish, settle_thread)
+        stack.callback(self.publisher.close)
+        self.checkpointer = Checkpointer(run.layout.checkpoints, keep=config.learner.keep_checkpoints)
+        stack.callback(self.checkpointer.close)
+        self.writer = stack.enter_context(MetricsWriter(run.layout.metrics, self.clock))
+        self.mesh = make_mesh(config.mesh)
+        self.ladder = build_ladder(config.batching, config.mesh.row_multiple)
+        self.programs = TrainPrograms(
+            run.model, self.mesh, config.optimizer, build_objective(config.objective), config.compute
+        )
+        self.bare = BareSpeed()
+        self.pack: Packer = functools.partial(_pack, config=config, ladder=self.ladder)
+        self.last_version = config.learner.steps * config.updates_per_batch
+
+    def resume(self) -> None:
+        """Compile, restore the newest checkpoint, replay the journal, and publish."""
+        initial = initial_params(self.run)
+        if WeightReader(self.run.layout.weights).latest() is None:
+            # So that generators load and compile while this process does.
+            self.weights.publish(PolicyVersion(0, 0), to_hf_tensors(initial, self.run.model))
+        self._warm_up(initial)
+        restored = self.checkpointer.restore_newest(self.programs.abstract_state)
+        step = restored.cursor.version.version if restored else 0
+        state: TrainState = restored.state if restored else self.programs.init_state(initial)
+        rewound = self.store.rewind(step)
+        self.incarnation = rewound.incarnation
+        self.meter = Meter(
+            self.writer,
+            self.strip,
+            self.bare,
+            self.compiles.since_warm,
+            self.store.stats,
+            self.config.learner.warmup_steps,
+        )
+        self.learner = self._make_learner(state, PolicyVersion(rewound.incarnation, step))
+        self._replay(rewound)
+        if self.incarnation or self.learner.version.version:
+            self.learner.publish()
+
+    def train(self) -> None:
+        """Train until the run is done or a stop is asked for."""
+        with ExitStack() as stack:
+            self.dispatcher = self._make_dispatcher()
+            self.dispatcher.start(self.settle_thread)
+            stack.callback(self.dispatcher.stop)
+            source = self._make_source()
+            stack.callback(source.stop)
+            self.learner.run(source, self.last_version, self._ended)
+
+    def finish(self) -> None:
+        """Save and publish what was trained last, and write the summary."""
+        self.learner.checkpoint()
+        self.checkpointer.wait()
+        self.publisher.flush()
+        shares = self.strip.read()
+        config = self.config
+        summary = summarize_run(
+            self.meter,
+            shares,
+            self.store.stats(),
+            self.run.layout.metrics,
+            max_staleness=config.staleness.max_staleness,
+            group_size=config.batching.group_size,
+            compiles=self.compiles.since_warm(),
+        )
+        write_summary(self.run.layout.summary, summary)
+        for program in self.compiles.unplanned():
+            logger.warning("compiled after warm-up: %s", program.name)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self.stopping = True
+
+    def _ended(self) -> bool:
+        limit_s = self.config.learner.max_time_s
+        return self.stopping or (limit_s is not None and self.source.training_s > limit_s)
+
+    def _warm_up(self, params: Params) -> None:
+        with self.strip.span("compiling"):
+            names = self.programs.warm_up(self.ladder, recompute=self._recompute)
+            self.bare.calibrate(self.programs, self.programs.init_state(params), self.ladder)
+            snapshot(params)
+        logger.info("%d programs: %s", len(names), ", ".join(names))
+
+    @property
+    def _recompute(self) -> bool:
+        return self.config.objective.proximal == "recomputed"
+
+    def _make_learner(self, state: TrainState, version: PolicyVersion) -> Learner:
+        return Learner(
+            self.programs,
+            state,
+            version,
+            self.config.learner,
+            self.strip,
+            self.meter,
+            lambda batch: batch_denominator(
+                self.config.objective, FreshCounts(batch.num_fresh_tokens, batch.num_fresh_sequences)
+            ),
+            self._recompute,
+            self.publisher.submit,
+            self._save,
+        )
+
+    def _replay(self, rewound: Rewound) -> None:
+        if not rewound.journal:
+            return
+        reader = WeightReader(self.run.layout.weights)
+        known = set(reader.versions())
+        count = replay(
+            self.store,
+            rewound.journal,
+            rewound.incarnation,
+            self.pack,
+            self.learner.train,
+            lambda version: reader.digest(version) if version in known else None,
+            lambda: digest_of(to_hf_tensors(snapshot(self.learner.state.params), self.run.model)),
+        )
+        logger.info("replayed %d batches; continuing at version %d", count, self.learner.version.version)
+
+    def _make_dispatcher(self) -> Dispatcher:
+        config = self.config
+        stream = task_stream(config)
+        longest_s = max(settings.episode_timeout_s for settings in config.environment.values())
+
+        def make_group(serial: int, task: Task | None, min_version: PolicyVersion) -> GroupSpec:
+            return GroupSpec(
+                group_id=f"g{serial:08d}",
+                serial=serial,
+                task=task or stream.task_at(serial),
+                group_size=config.batching.group_size,
+                min_group_size=config.batching.min_group_size,
+                min_version=min_version,
+                deadline_s=longest_s * _DEADLINE_EPISODES,
+                member_bytes=config.member_bytes,
+            )
+
+        return Dispatcher(
+            self.store,
+            self.incarnation,
+            make_group,
+            config.staleness,
+            config.batching.groups,
+            config.updates_per_batch,
+            self.last_version,
+        )
+
+    def _make_source(self) -> WatchedSource:
+        config = self.config
+        feed = Feed(
+            self.store,
+            self.incarnation,
+            self.store.stats().forks,
+            self.pack,
+            config.staleness,
+            config.batching.groups,
+            self.dispatcher.repeat,
+        )
+        prefetcher: Prefetcher[JournaledBatch | None] = Prefetcher(
+            feed.next,
+            first=self.learner.version.version,
+            last=self.last_version,
+            stride=config.updates_per_batch,
+            depth=config.batching.prefetch,
+            clock=self.clock,
+        )
+        watchdog = Watchdog(self.clock, limit_s=config.learner.no_progress_s)
+        self.source = WatchedSource(
+            prefetcher, feed, watchdog, self.dispatcher, self.publisher, self.store.stats, lambda: self.stopping, self.clock
+        )
+        prefetcher.start(self.settle_thread)
+        return self.source
+
+    def _publish(self, version: PolicyVersion, params: Params) -> None:
+        """Runs in the publisher's thread: write the weights, then free the credit of their groups."""
+        self.weights.publish(version, to_hf_tensors(params, self.run.model))
+        self.store.publish(version, incarnation=self.incarnation)
+        if hasattr(self, "dispatcher"):
+            self.dispatcher.wake()
+
+    def _save(self, state: TrainState, version: PolicyVersion) -> None:
+        cursor = CheckpointCursor(run_id=self.run.run_id, version=version)
+        self.checkpointer.save(state, cursor, metric=newest_evaluation(self.run, version.version))
+        oldest = self.checkpointer.oldest_verified_step()
+        if oldest is not None and not self.config.learner.keep_consumed:
+            self.store.commit(oldest, incarnation=self.incarnation)
+
+
+# A group may take this many times its environment's longest episode: room for members claimed later, and retries.
+_DEADLINE_EPISODES = 2.0
+
+
+def initial_params(run: Run) -> Params:
+    """Return the parameters that the run begins with: loaded, or drawn from its seed."""
+    if run.config.model.path is None:
+        return jax.device_get(init_params(run.model, jax.random.key(run.config.run.seed)))
+    return load_model(builtin_or_path(run.config.model.path), num_real_tokens=run.chat.vocabulary)[1]
+
+
+def task_stream(config: RunConfig) -> TaskStream:
+    """Return the endless stream of training tasks, environments sharing it by weight."""
+    sources = [
+        WeightedTasks(load_task_sets(settings).train, settings.weight)
+        for settings in config.environment.values()
+    ]
+    return TaskStream(sources, config.run.seed)
+
+
+def newest_evaluation(run: Run, version: int) -> float | None:
+    """Return the reward of the newest evaluation at or before a version; None if there is none."""
+    path = run.layout.path / "eval.jsonl"
+    if not path.exists():
+        return None
+    lines = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    rewards = [line["reward"] for line in lines if line["step"] <= version and line["reward"] is not None]
+    return rewards[-1] if rewards else None
+
+
+def _pack(groups: Any, now: PolicyVersion, forks: Any, *, config: RunConfig, ladder: Any) -> Any:
+    return build_updates(
+        groups,
+        now=now,
+        forks=forks,
+        staleness=config.staleness,
+        settings=config.batching,
+        ladder=ladder,
+        advantage=build_advantage(config.objective),
+    )

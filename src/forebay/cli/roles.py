@@ -1,0 +1,99 @@
+"""`forebay learn`, `generate` and `act`: the processes of a run, one command each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forebay.cli.runs import Run, join_run, supervised_by_parent
+from forebay.errors import ConfigError
+from forebay.learner.run_directory import open_run
+from forebay.telemetry.logs import setup_logging
+
+RunPath = Annotated[Path, typer.Argument(help="Run directory, made by `forebay train`.", show_default=False)]
+OTHER_CPUS_VARIABLE = "FOREBAY_OTHER_CPUS"
+
+
+def learn(run: RunPath) -> None:
+    """Train the model of a run on what actors put into its store."""
+    from forebay.clock import SystemClock
+
+    joined = join_run(run)
+    setup_logging("learner")
+    if supervised_by_parent():
+        _learn(joined)
+        return
+    with open_run(run, config={}, seeds={}, clock=SystemClock(), mode="resume"):
+        _learn(joined)
+
+
+def generate(
+    run: RunPath,
+    port: Annotated[int | None, typer.Option(help="Port to listen on instead of generator.port.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on instead of generator.host.")] = None,
+) -> None:
+    """Serve completions of a run's newest weights over HTTP."""
+    joined = join_run(run)
+    setup_logging("generator")
+    configure_jax(joined)
+    from forebay.generation.run import run_server
+
+    changes = {k: v for k, v in (("port", port), ("host", host)) if v is not None}
+    settings = joined.config.generator.model_copy(update=changes)
+    run_server(
+        joined.model,
+        joined.layout.weights,
+        settings,
+        announce=lambda address: typer.echo(f"generator at {address}", err=True),
+    )
+
+
+def act(
+    run: RunPath,
+    generator: Annotated[
+        list[str] | None, typer.Option(help="Address of a generator; may be given several times.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of this process in leases and logs.")] = "actor",
+) -> None:
+    """Run episodes: claim tasks from a run's store, act, and put the trajectories back."""
+    from forebay.cli.acting import run_actor_process
+
+    joined = join_run(run)
+    setup_logging(name)
+    asyncio.run(run_actor_process(joined, generator_addresses(joined, generator), name))
+
+
+def generator_addresses(run: Run, given: list[str] | None) -> list[str]:
+    """Return where the generators are: as given, or where the configuration puts the run's one.
+
+    Raises:
+        ConfigError: The configured port is chosen by the system, so that nobody else can know it.
+    """
+    if given:
+        return given
+    settings = run.config.generator
+    if settings.port == 0:
+        raise ConfigError(
+            "the generator's port is not known", got="generator.port=0", remedy="Give --generator http://127.0.0.1:PORT."
+        )
+    return [f"http://{settings.host}:{settings.port}"]
+
+
+def configure_jax(run: Run) -> None:
+    """Set what JAX reads once, before it is imported: the persistent compilation cache and its thread count."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "forebay" / "jax"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+
+
+def _learn(run: Run) -> None:
+    configure_jax(run)
+    from forebay.cli.learning import run_learner
+
+    others = os.environ.get(OTHER_CPUS_VARIABLE, "")
+    run_learner(run, background_cpus=tuple(int(cpu) for cpu in others.split(",") if cpu))

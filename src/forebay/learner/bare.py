@@ -1,0 +1,85 @@
+"""How fast the compiled step is alone, on full rows: the measure that goodput is a fraction of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import jax
+import numpy as np
+
+from forebay.batching.batch import Batch
+from forebay.batching.packing import Bucket
+from forebay.batching.rows import TrainRows
+from forebay.learner.programs import TrainPrograms
+from forebay.learner.train_step import TrainState
+
+_REPEATS = 5
+_SEGMENTS_PER_ROW = 4
+
+
+class BareSpeed:
+    """Best seconds seen for each compiled program, with nothing else going on in this process."""
+
+    def __init__(self) -> None:
+        self._bucket_s: dict[Bucket, float] = {}
+        self._apply_s = float("inf")
+
+    def calibrate(self, programs: TrainPrograms, state: TrainState, buckets: Iterable[Bucket]) -> TrainState:
+        """Time every program on full rows; keeps the best of all calibrations.
+
+        Args:
+            programs: Compiled programs.
+            state: Donated; its numbers are lost.
+            buckets: Shapes to time.
+
+        Returns:
+            A state that is fit for nothing but another calibration.
+        """
+        accumulator = programs.zeros()
+        for bucket in buckets:
+            rows = programs.place(full_rows(bucket))
+            for _ in range(_REPEATS):
+                began_s = time.perf_counter()
+                accumulator = programs.accumulate(state.params, accumulator, rows, float(np.prod(bucket)))
+                jax.block_until_ready(accumulator)
+                spent_s = time.perf_counter() - began_s
+                self._bucket_s[bucket] = min(spent_s, self._bucket_s.get(bucket, float("inf")))
+        for _ in range(_REPEATS):
+            began_s = time.perf_counter()
+            state, accumulator, stats = programs.apply(state, accumulator)
+            jax.block_until_ready(stats)
+            self._apply_s = min(time.perf_counter() - began_s, self._apply_s)
+        return state
+
+    def useful_s(self, batch: Batch) -> float:
+        """Return how long the fresh part of a batch would take on full rows; 0 before a calibration.
+
+        Padding costs nothing here, and sampled tokens that are not trained take their share away.
+        """
+        if batch.empty or not self._bucket_s:
+            return 0.0
+        seconds = self._apply_s
+        for micro in batch.micro_batches:
+            real = int(np.count_nonzero(micro.rows.segment_ids))
+            seconds += self._bucket_s[micro.bucket] * real / (micro.bucket.rows * micro.bucket.length)
+        sampled = sum(batch.stats.action_tokens_by_turn)
+        return seconds * batch.num_fresh_tokens / sampled
+
+
+def full_rows(bucket: Bucket) -> TrainRows:
+    """Return rows without padding: a few segments each, every token trained."""
+    shape = (bucket.rows, bucket.length)
+    length = -(-bucket.length // _SEGMENTS_PER_ROW)
+    slots = np.broadcast_to(np.arange(bucket.length), shape)
+    logprobs = np.full(shape, -1.0, np.float32)
+    return TrainRows(
+        tokens=np.ones(shape, np.int32),
+        segment_ids=(slots // length + 1).astype(np.int32),
+        positions=(slots % length).astype(np.int32),
+        loss_mask=slots % length > 0,
+        advantages=np.ones(shape, np.float32),
+        behavior_logprobs=logprobs,
+        proximal_logprobs=logprobs,
+        temperature=np.ones(shape, np.float32),
+    )

@@ -1,0 +1,156 @@
+"""The learner's loop: take, pack, record, step, publish, checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import msgspec
+import numpy as np
+
+from forebay.batching.batch import Batch, MicroBatch
+from forebay.errors import NonFiniteError
+from forebay.learner.feed import JournaledBatch
+from forebay.learner.meter import Meter
+from forebay.learner.programs import TrainPrograms
+from forebay.learner.settings import LearnerSettings
+from forebay.learner.train_step import Accumulator, StepStats, TrainState, snapshot
+from forebay.telemetry.spans import TimeStrip
+from forebay.trajectory import PolicyVersion
+
+
+class Source(Protocol):
+    """Where batches come from, already taken, packed and recorded."""
+
+    def next(self) -> JournaledBatch | None:
+        """Return the next batch; None when the run is to stop."""
+        ...
+
+
+class Learner:
+    """Trains batches and hands out the weights they make.
+
+    Consumes: journaled batches. Waits for: the feed (starved). Unblocked by: actors, through the store.
+    Produces: versions of the weights, checkpoints, one line of metrics per batch.
+
+    Args:
+        programs: Compiled programs.
+        state: Parameters, optimizer state and step count.
+        version: The version of the weights; `version.version` counts optimizer updates.
+        settings: When to publish, save and end.
+        strip: Where the time goes.
+        meter: What the run measures.
+        denominator: From a batch to what its summed loss is divided by.
+        recompute: Whether the objective wants the logprobs of the policy before the first update.
+        publish: Hands over a host copy of the parameters of a version.
+        save: Writes a checkpoint of the state.
+    """
+
+    def __init__(
+        self,
+        programs: TrainPrograms,
+        state: TrainState,
+        version: PolicyVersion,
+        settings: LearnerSettings,
+        strip: TimeStrip,
+        meter: Meter,
+        denominator: Callable[[Batch], float],
+        recompute: bool,
+        publish: Callable[[PolicyVersion, Any], None],
+        save: Callable[[TrainState, PolicyVersion], None],
+    ) -> None:
+        self.programs = programs
+        self.state = state
+        self.version = version
+        self._accumulator: Accumulator = programs.zeros()
+        self._settings = settings
+        self._strip = strip
+        self._meter = meter
+        self._denominator = denominator
+        self._recompute = recompute
+        self._batches = 0
+        self._publish = publish
+        self._save = save
+        self._nonfinite_in_a_row = 0
+
+    def run(self, source: Source, last_version: int, ended: Callable[[], bool]) -> None:
+        """Train until `last_version` is made, the source dries up, or `ended` says so."""
+        while self.version.version < last_version and not ended():
+            with self._strip.span("starved"):
+                batch = source.next()  # taken, packed and recorded ahead
+            if batch is None:
+                break
+            self.train(batch)
+            if self._due(self._settings.publish_every) or self.version.version >= last_version:
+                self.publish()
+            if self._due(self._settings.checkpoint_every):
+                self.checkpoint()
+
+    def train(self, batch: JournaledBatch) -> None:
+        """Take the optimizer steps of one batch.
+
+        Raises:
+            NonFiniteError: Too many batches in a row had a loss or gradient that is not finite.
+        """
+        began_s = time.monotonic()
+        stats = []
+        with self._strip.span("computing"):
+            for update in self._with_proximal(batch.updates):
+                if not update.empty:
+                    stats.append(self._step(update))
+        self.version = self.version._replace(version=batch.entry.step)
+        self._batches += 1
+        self._meter.add(batch, self.version, stats, time.monotonic() - began_s)
+        self._guard(stats)
+
+    def publish(self) -> None:
+        """Hand over the weights of this version."""
+        with self._strip.span("publishing"):
+            self._publish(self.version, snapshot(self.state.params))
+
+    def checkpoint(self) -> None:
+        """Save everything that the next step depends on."""
+        with self._strip.span("checkpointing"):
+            self._save(self.state, self.version)
+
+    def _due(self, every: int) -> bool:
+        return self._batches % every == 0
+
+    def _step(self, update: Batch) -> StepStats:
+        """Accumulate the micro-batches, then update once; returns when the device is done."""
+        denominator = self._denominator(update)
+        for micro in update.micro_batches:
+            rows = self.programs.place(micro.rows)
+            self._accumulator = self.programs.accumulate(
+                self.state.params, self._accumulator, rows, denominator
+            )
+        self.state, self._accumulator, stats = self.programs.apply(self.state, self._accumulator)
+        return jax.tree.map(np.asarray, jax.device_get(stats))
+
+    def _with_proximal(self, updates: tuple[Batch, ...]) -> tuple[Batch, ...]:
+        """Compute the logprobs of the policy before the first update, where the objective asks for them."""
+        if not self._recompute:
+            return updates
+        return tuple(
+            msgspec.structs.replace(
+                update, micro_batches=tuple(map(self._proximal_of, update.micro_batches))
+            )
+            for update in updates
+        )
+
+    def _proximal_of(self, micro: MicroBatch) -> MicroBatch:
+        logprobs = self.programs.logprobs(self.state.params, self.programs.place(micro.rows))
+        return micro._replace(rows=micro.rows._replace(proximal_logprobs=np.asarray(logprobs)))
+
+    def _guard(self, stats: list[StepStats]) -> None:
+        bad = any(not bool(step.finite) for step in stats)
+        self._nonfinite_in_a_row = self._nonfinite_in_a_row + 1 if bad else 0
+        if self._nonfinite_in_a_row >= self._settings.max_nonfinite_steps:
+            raise NonFiniteError(
+                f"loss or gradient was not finite in {self._nonfinite_in_a_row} batches in a row, the last at version "
+                f"{self.version.version}",
+                limit=f"learner.max_nonfinite_steps={self._settings.max_nonfinite_steps}",
+                remedy="Lower optimizer.learning_rate, or look at the last lines of metrics.jsonl.",
+            )

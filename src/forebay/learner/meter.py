@@ -1,0 +1,265 @@
+"""What a run measures: one line per batch, and the figures of the whole run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from forebay.batching.batch import Batch
+from forebay.learner.bare import BareSpeed
+from forebay.learner.feed import JournaledBatch
+from forebay.learner.train_step import StepStats
+from forebay.objectives.inputs import LossSums, summarize
+from forebay.store.accounting import count_lost
+from forebay.store.protocol import StoreStats
+from forebay.telemetry.metrics import MetricsWriter, Value, read_metrics
+from forebay.telemetry.rates import mean_over_episodes
+from forebay.telemetry.spans import TimeShares, TimeStrip
+from forebay.telemetry.summary import RunSummary
+from forebay.trajectory import PolicyVersion, Trajectory
+
+_REWARD_BATCHES = 3
+
+
+class Window(msgspec.Struct):
+    """Totals over the part of a run that is measured.
+
+    Args:
+        batches: Batches trained.
+        updates: Optimizer updates.
+        fresh_tokens: Action tokens trained.
+        useful_s: Time that the bare step would have needed for them, on full rows.
+        step_s: Time of the steps.
+        environment_s: Time of environment steps.
+        environment_steps: Environment steps.
+    """
+
+    batches: int = 0
+    updates: int = 0
+    fresh_tokens: int = 0
+    useful_s: float = 0.0
+    step_s: float = 0.0
+    environment_s: float = 0.0
+    environment_steps: int = 0
+
+
+class Meter:
+    """Measures a learner and writes what it finds.
+
+    Args:
+        writer: Where the line of each batch goes.
+        strip: The learner's time.
+        bare: How fast the step is alone.
+        compiles: Returns the programs built since warm-up.
+        store_stats: Reads the store.
+        warmup_batches: First batches left out of the utilization figures.
+    """
+
+    def __init__(
+        self,
+        writer: MetricsWriter,
+        strip: TimeStrip,
+        bare: BareSpeed,
+        compiles: Callable[[], int],
+        store_stats: Callable[[], StoreStats],
+        warmup_batches: int,
+    ) -> None:
+        self._writer = writer
+        self._strip = strip
+        self._bare = bare
+        self._compiles = compiles
+        self._store_stats = store_stats
+        self._warmup_batches = warmup_batches
+        self._before = strip.read()
+        self.batches = 0
+        self.window = Window()
+
+    def add(
+        self, batch: JournaledBatch, version: PolicyVersion, stats: Sequence[StepStats], step_s: float
+    ) -> None:
+        """Account for a trained batch and write its line.
+
+        Args:
+            batch: What was trained.
+            version: The version that it made.
+            stats: One per optimizer update that was not empty.
+            step_s: Time of its updates.
+        """
+        self.batches += 1
+        if self.batches == self._warmup_batches:
+            self._begin_window()
+        elif self.batches > self._warmup_batches:
+            self._grow_window(batch, step_s)
+        values = self._values(batch, stats, step_s)
+        self._writer.write(version.version, {"incarnation": version.incarnation, **values})
+
+    def _begin_window(self) -> None:
+        self._strip.restart()
+        self._before = self._strip.read()
+        self.window = Window()
+
+    def _grow_window(self, batch: JournaledBatch, step_s: float) -> None:
+        steps = [step for group in batch.groups for t in group.trajectories for step in t.steps]
+        window = self.window
+        window.batches += 1
+        window.updates += len(batch.updates)
+        window.fresh_tokens += sum(update.num_fresh_tokens for update in batch.updates)
+        window.useful_s += sum(map(self._bare.useful_s, batch.updates))
+        window.step_s += step_s
+        window.environment_s += sum(step.environment_s for step in steps)
+        window.environment_steps += len(steps)
+
+    def _values(self, batch: JournaledBatch, stats: Sequence[StepStats], step_s: float) -> dict[str, Value]:
+        now = self._strip.read()
+        interval, self._before = now.minus(self._before), now
+        store = self._store_stats()
+        fresh_tokens = sum(update.num_fresh_tokens for update in batch.updates)
+        useful_s = sum(map(self._bare.useful_s, batch.updates))
+        wall_s = max(interval.wall_s, 1e-9)
+        return {
+            "busy": interval.busy,
+            "goodput": useful_s / wall_s,
+            "starved": interval.share("starved"),
+            "buffer": store.settled_groups,
+            "staleness": batch.updates[0].stats.staleness_mean,
+            "reward": batch.updates[0].stats.reward_mean,
+            "tokens_per_s": fresh_tokens / wall_s,
+            "compiles": self._compiles(),
+            "step_s": step_s,
+            **{f"time.{state}_s": seconds for state, seconds in interval.seconds.items()},
+            **_batch_values(batch),
+            **_step_values(stats),
+            **_store_values(store),
+        }
+
+
+def summarize_run(
+    meter: Meter, shares: TimeShares, store: StoreStats, metrics: Path, *, max_staleness: int, group_size: int, compiles: int
+) -> RunSummary:
+    """Return the figures of a run: utilization since warm-up of this process, the rest over the whole run.
+
+    Args:
+        meter: What this process measured.
+        shares: Its time since warm-up.
+        store: The store at the end.
+        metrics: `metrics.jsonl`, with the lines of every process that led the run.
+        max_staleness: The limit, in versions.
+        group_size: Trajectories of a group.
+        compiles: Programs built after warm-up.
+    """
+    window = meter.window
+    lines = surviving_lines(read_metrics(metrics))
+    rewards = [line["reward"] for line in lines if line.get("reward") is not None]
+    counters = store.counters
+    rejected = sum(n for name, n in counters.items() if name.startswith("trajectories.rejected."))
+    fresh = sum(line["fresh_tokens"] for line in lines)
+    return RunSummary(
+        busy=shares.busy if window.batches else None,
+        goodput=_ratio(window.useful_s, shares.wall_s) if window.batches else None,
+        starved=shares.share("starved") if window.batches else None,
+        steps=lines[-1]["step"] if lines else 0,
+        steps_per_s=_ratio(window.updates, shares.wall_s),
+        fresh_tokens_per_s=_ratio(window.fresh_tokens, shares.wall_s),
+        max_staleness=max_staleness,
+        group_size=group_size,
+        step_s=_ratio(window.step_s, window.updates),
+        env_s=_ratio(window.environment_s, window.environment_steps),
+        reward_first=_mean(rewards[:_REWARD_BATCHES]),
+        reward_last=_mean(rewards[-_REWARD_BATCHES:]),
+        staleness_max=max((line["staleness_max"] for line in lines), default=0),
+        staleness_mean=_ratio(sum(line["staleness"] * line["fresh_tokens"] for line in lines), fresh),
+        discarded=rejected + sum(line["discarded"] for line in lines),
+        masked_tokens=sum(line["masked_tokens"] for line in lines),
+        compiles_after_warmup=compiles,
+        accepted=counters.get("trajectories.accepted", 0),
+        trained=sum(line["trajectories"] for line in lines),
+        lost=count_lost(store),
+        repeated=count_repeated(lines),
+    )
+
+
+def surviving_lines(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines of the history that survived: a step trained again replaces what it and later steps were."""
+    kept: list[dict[str, Any]] = []
+    for line in lines:
+        while kept and kept[-1]["step"] >= line["step"]:
+            kept.pop()
+        kept.append(line)
+    return kept
+
+
+def count_repeated(lines: Iterable[dict[str, Any]]) -> int:
+    """Return how many groups occur in more than one batch of the surviving history, each surplus counting once."""
+    seen = Counter(group_id for line in lines for group_id in line["groups"].split())
+    return sum(count - 1 for count in seen.values())
+
+
+def _batch_values(batch: JournaledBatch) -> dict[str, Value]:
+    first = batch.updates[0].stats
+    trajectories = [t for group in batch.groups for t in group.trajectories]
+    by_reason: Counter[str] = Counter()
+    for update in batch.updates:
+        by_reason.update(update.stats.masked_tokens)
+    return {
+        "trajectories": len(trajectories),
+        "groups": " ".join(batch.entry.group_ids),
+        "fresh_tokens": sum(update.num_fresh_tokens for update in batch.updates),
+        "masked_tokens": sum(by_reason.values()),
+        **{f"masked.{reason}": count for reason, count in by_reason.items()},
+        "staleness_max": max(update.stats.staleness_max for update in batch.updates),
+        "fill": first.fill,
+        "real_tokens": first.real_tokens,
+        "padded_tokens": first.padded_tokens,
+        "discarded": first.discarded,
+        "unscored": first.unscored,
+        "truncated": first.truncated,
+        "branches": sum(update.stats.branches for update in batch.updates),
+        "zero_spread_groups": sum(update.stats.zero_spread_groups for update in batch.updates),
+        **{f"environment.{name}": value for name, value in _episode_metrics(trajectories).items()},
+    }
+
+
+def _episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    means = mean_over_episodes([dict(trajectory.metrics) for trajectory in trajectories])
+    means["turns"] = sum(len(t.steps) for t in trajectories) / max(len(trajectories), 1)
+    means["tokens"] = sum(t.num_action_tokens for t in trajectories) / max(len(trajectories), 1)
+    return means
+
+
+def _step_values(stats: Sequence[StepStats]) -> dict[str, Value]:
+    if not stats:
+        return {}
+    sums = LossSums(*(sum(float(value) for value in values) for values in zip(*(s.sums for s in stats), strict=True)))
+    diagnostics = dataclasses.asdict(summarize(sums))
+    diagnostics["loss"] /= len(stats)
+    del diagnostics["fresh_tokens"]
+    return {
+        **diagnostics,
+        "grad_norm": float(stats[-1].grad_norm),
+        "update_norm": float(stats[-1].update_norm),
+        "learning_rate": float(stats[-1].learning_rate),
+        "nonfinite_updates": sum(not bool(s.finite) for s in stats),
+    }
+
+
+def _store_values(store: StoreStats) -> dict[str, Value]:
+    return {
+        "store.open_groups": store.open_groups,
+        "store.outstanding": store.outstanding,
+        "store.live_bytes": store.live_bytes,
+        "store.retained_bytes": store.retained_bytes,
+        **{f"store.{name}": count for name, count in store.counters.items()},
+    }
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,184 @@
+"""Batches: what the learner looks at, takes, gives back and discards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from forebay.errors import StoreError, WireError
+from forebay.staleness import Choice, OutstandingGroup
+from forebay.store.groups import add_group, check_spec, drop
+from forebay.store.ledger import Ledger
+from forebay.store.protocol import Chooser, GroupSpec, TakenGroup
+from forebay.store.records import (
+    GROUPS,
+    LIVE,
+    QUARANTINE,
+    Group,
+    decode_group,
+    decode_summary,
+    derive,
+    parse_place,
+    payload_key,
+)
+from forebay.trajectory import Trajectory
+from forebay.wire import decode
+
+_MAX_QUARANTINED = 64
+
+
+class RawGroup(NamedTuple):
+    """A group as it lies in the store.
+
+    Args:
+        spec: What was dispatched.
+        frames: Member and frame of each that arrived; an empty frame is one that could not be read.
+    """
+
+    spec: GroupSpec
+    frames: tuple[tuple[int, bytes], ...]
+
+
+class Look(NamedTuple):
+    """What one look at the store told the learner.
+
+    Args:
+        choice: What it wants to do.
+        groups: The groups it wants to take.
+        num_live: Groups that are not recorded.
+        watch: Changes whenever another look could tell something else.
+    """
+
+    choice: Choice
+    groups: tuple[RawGroup, ...]
+    num_live: int
+    watch: int
+
+
+def look(ledger: Ledger, incarnation: int, choose: Chooser) -> Look:
+    """Let the learner choose among the groups that are neither taken nor recorded, and read what it chose."""
+    ledger.fence(incarnation)
+    choice = choose(available(ledger))
+    groups = tuple(read_raw(ledger, group_id) for group_id in choice.take)
+    return Look(choice, groups, ledger.meta.gauges.live, ledger.meta.watch)
+
+
+def available(ledger: Ledger) -> list[OutstandingGroup]:
+    """Return the groups that are neither taken nor recorded, in order of dispatch."""
+    found = []
+    for key, raw in ledger.txn.scan(LIVE):
+        summary = decode_summary(raw)
+        if summary.state != "taken":
+            found.append(summary.outstanding(*parse_place(key)))
+    return found
+
+
+def every_group(ledger: Ledger) -> list[OutstandingGroup]:
+    """Return every group that is not forgotten, in order of dispatch."""
+    groups = [decode_group(raw) for _, raw in ledger.txn.scan(GROUPS)]
+    groups.sort(key=lambda group: (group.serial, group.group_id))
+    return [derive(group).summary.outstanding(group.serial, group.group_id) for group in groups]
+
+
+def read_raw(ledger: Ledger, group_id: str) -> RawGroup:
+    """Read a group with its frames, whatever its state."""
+    group = ledger.group(group_id)
+    frames = []
+    for index, member in enumerate(group.members):
+        if member.state == "arrived":
+            try:
+                frames.append((index, ledger.read_payload(group, index)))
+            except WireError:
+                frames.append((index, b""))
+    return RawGroup(ledger.spec(group_id), tuple(frames))
+
+
+def decode_group_frames(raw: RawGroup) -> tuple[TakenGroup, dict[int, WireError]]:
+    """Decode a group's frames; return what is whole, and why each other member is not."""
+    whole: list[Trajectory] = []
+    broken: dict[int, WireError] = {}
+    for member, frame in raw.frames:
+        try:
+            trajectory = decode(frame)
+            if (trajectory.group_id, trajectory.member) != (raw.spec.group_id, member):
+                raise WireError("misplaced", "stored frame belongs elsewhere", got=trajectory.group_id)
+        except WireError as error:
+            broken[member] = error
+        else:
+            whole.append(trajectory)
+    return TakenGroup(spec=raw.spec, trajectories=tuple(whole)), broken
+
+
+def quarantine(ledger: Ledger, group_id: str, members: Sequence[int]) -> None:
+    """Set members aside whose frames cannot be read back; drop the group if too few are left."""
+    group = ledger.find(group_id)
+    if group is None or group.state != "settled":
+        return
+    num_aside = sum(1 for _ in ledger.txn.scan(QUARANTINE))
+    for index in members:
+        member = group.members[index]
+        if member.state != "arrived":
+            continue
+        if not member.side_file and num_aside < _MAX_QUARANTINED:
+            ledger.txn.put(payload_key(group_id, index, QUARANTINE), ledger.read_payload(group, index))
+            num_aside += 1
+        ledger.remove_payload(group, index)
+        member.state, member.version = "failed", None
+        member.num_bytes, member.side_file = 0, ""
+        ledger.count_reason("trajectories.rejected", "corrupt")
+    if group.count("arrived") < group.min_group_size:
+        drop(ledger, group, "dropped", "corrupt")
+    else:
+        ledger.save(group)
+
+
+def seize(ledger: Ledger, incarnation: int, take: Sequence[str], stale: Sequence[str]) -> bool:
+    """Take groups and reject stale ones; return False, with nothing done, if one has changed meanwhile."""
+    ledger.fence(incarnation)
+    wanted = [ledger.find(group_id) for group_id in take]
+    rejected = [ledger.find(group_id) for group_id in stale]
+    if any(group is None or group.state != "settled" for group in (*wanted, *rejected)):
+        return False
+    for group in filter(None, rejected):
+        drop(ledger, group, "rejected", "stale")
+    for group in filter(None, wanted):
+        group.state = "taken"
+        ledger.save(group)
+    return True
+
+
+def reject(
+    ledger: Ledger, group_id: str, incarnation: int, reason: str, replacement: GroupSpec | None
+) -> None:
+    """Discard a taken group, and dispatch another in its place; nothing if the group is already gone."""
+    ledger.fence(incarnation)
+    if replacement is not None:
+        check_spec(replacement)
+    group = _taken(ledger, group_id)
+    if group is None:
+        return
+    if replacement is not None and ledger.find(replacement.group_id) is not None:
+        raise StoreError("a replacement needs a new name", got=replacement.group_id)
+    drop(ledger, group, "rejected", reason)
+    if replacement is not None:
+        add_group(ledger, replacement, incarnation)
+        ledger.meta.next_serial = max(ledger.meta.next_serial, replacement.serial + 1)
+
+
+def release(ledger: Ledger, group_id: str, incarnation: int) -> None:
+    """Put a taken group back; nothing if it is not in the learner's hands any more."""
+    ledger.fence(incarnation)
+    group = ledger.find(group_id)
+    if group is None or group.state == "settled":
+        return
+    group = _taken(ledger, group_id)
+    if group is not None:
+        group.state = "settled"
+        ledger.save(group)
+
+
+def _taken(ledger: Ledger, group_id: str) -> Group | None:
+    group = ledger.find(group_id)
+    if group is not None and group.state != "taken":
+        raise StoreError(f"group {group_id} is not in the learner's hands", got=group.state, limit="taken")
+    return group

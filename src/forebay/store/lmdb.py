@@ -1,0 +1,283 @@
+"""The lmdb engine: durable, embedded, several processes on one host.
+
+One environment a process, one writer thread an environment. Reads are snapshots and copy what they return,
+so that no reader pins pages. The file is sparse: only what is used takes space, and freed pages are used
+again. A lock that a killed writer held is taken over; the slots of killed readers are cleared.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lmdb
+
+from forebay.errors import ConfigError, StoreError, StoreVersionError
+from forebay.store.group_commit import Committer, Operation
+from forebay.store.kv import Txn
+from forebay.store.marker import claim_directory
+from forebay.store.records import GROUPS, decode_group
+from forebay.store.settings import StoreSettings
+from forebay.store.side_files import SideFiles
+
+T = TypeVar("T")
+
+_MAX_READERS = 512
+_COMMITS_BETWEEN_CHECKS = 256
+_SPARE_BYTES = 64 << 20
+
+_opened: dict[Path, LmdbEngine] = {}
+_opened_lock = threading.Lock()
+
+
+def open_lmdb(path: Path, settings: StoreSettings, run_id: str) -> LmdbEngine:
+    """Open the store in a directory; within a process, every caller shares one environment.
+
+    Raises:
+        StoreVersionError: The directory holds something else; it was not touched.
+        ConfigError: The path or the settings cannot work.
+    """
+    path = path.resolve()
+    with _opened_lock:
+        engine = _opened.get(path)
+        if engine is not None and engine.pid == os.getpid():
+            claim_directory(path, run_id)
+            engine.share(settings)
+            return engine
+        claim_directory(path, run_id)
+        engine = _opened[path] = LmdbEngine(path, settings)
+        return engine
+
+
+class LmdbEngine:
+    """Transactions over one lmdb environment; made by `open_lmdb`.
+
+    Args:
+        path: Directory, checked to be ours.
+        settings: Durability and sizes.
+    """
+
+    def __init__(self, path: Path, settings: StoreSettings) -> None:
+        self.pid = os.getpid()
+        self._path, self._settings = path, settings
+        self._env = _open_environment(path, settings)
+        self._env.reader_check()
+        self._files = SideFiles(path / "payloads", sync=settings.durability == "fsync")
+        # Held by every read, and while the map is resized: lmdb allows no transaction then.
+        self._reading = threading.Lock()
+        self._num_users = 1
+        self._num_commits = 0
+        self._committer = Committer(self._commit, f"store-writer-{path.name}")
+        self._files.sweep(lambda: self.read(_side_files_in_use))
+
+    def share(self, settings: StoreSettings) -> None:
+        """Count one more user of this environment.
+
+        Raises:
+            ConfigError: The user wants another durability or size.
+        """
+        mine, wanted = self._settings, settings
+        if (mine.durability, mine.map_bytes) != (wanted.durability, wanted.map_bytes):
+            raise ConfigError(
+                "a process opens a store with one durability and one map_bytes",
+                got=f"{wanted.durability}, {wanted.map_bytes}",
+                limit=f"{mine.durability}, {mine.map_bytes}",
+            )
+        self._num_users += 1
+
+    def read(self, operation: Callable[[Txn], T]) -> T:
+        """Run `operation` on a snapshot."""
+        self._check_process()
+        try:
+            return self._read_once(operation)
+        except lmdb.MapResizedError:
+            # Another process enlarged the map; the writer thread adopts that when it next begins.
+            self.write(lambda txn: None, grows=False)
+        except lmdb.ReadersFullError:
+            self._env.reader_check()
+        try:
+            return self._read_once(operation)
+        except lmdb.Error as error:
+            raise self._explain(error) from error
+
+    def write(self, operation: Callable[[Txn], T], *, grows: bool) -> T:
+        """Run `operation` with others in one commit; return once it is durable."""
+        self._check_process()
+        value: T = self._committer.submit(Operation(operation, grows))
+        return value
+
+    def stage(self, frame: bytes) -> str:
+        """Write a large payload to a side file."""
+        return self._files.write(frame) if len(frame) > self._settings.side_file_bytes else ""
+
+    def unstage(self, name: str) -> None:
+        """Remove a side file that nothing refers to."""
+        self._files.remove(name)
+
+    def close(self) -> None:
+        """Close the environment once its last user is gone."""
+        with _opened_lock:
+            if self._num_users == 0 or self.pid != os.getpid():
+                return
+            self._num_users -= 1
+            if self._num_users:
+                return
+            _opened.pop(self._path, None)
+            self._committer.stop()
+            with self._reading:
+                self._env.close()
+
+    def _read_once(self, operation: Callable[[Txn], T]) -> T:
+        with self._reading:
+            if self._num_users == 0:
+                raise StoreError("the store is closed")
+            with self._env.begin() as txn:
+                return operation(_LmdbTxn(txn, self._files))
+
+    def _check_process(self) -> None:
+        if self.pid != os.getpid():
+            raise StoreError("the store was opened before a fork", remedy="Open it in each process.")
+
+    def _commit(self, batch: list[Operation]) -> None:
+        if len(batch) == 1 or not self._commit_together(batch):
+            for operation in batch:
+                self._commit_alone(operation)
+        self._num_commits += 1
+        if self._num_commits % _COMMITS_BETWEEN_CHECKS == 0:
+            self._env.reader_check()
+
+    def _commit_together(self, batch: list[Operation]) -> bool:
+        """Commit all in one transaction; return False, with nothing done, if it cannot be made whole."""
+        try:
+            with self._begin() as raw:
+                txn = _LmdbTxn(raw, self._files)
+                for operation in batch:
+                    txn.dirty = False
+                    if not operation.attempt(txn) and txn.dirty:
+                        raw.abort()
+                        return False
+        except lmdb.Error:
+            return False
+        txn.remove_discarded()
+        return True
+
+    def _commit_alone(self, operation: Operation) -> None:
+        self._try_alone(operation)
+        if isinstance(operation.error, lmdb.MapFullError) and not operation.grows:
+            # Space can be freed only by writing a few pages: lend them, and take the limit back afterwards.
+            self._resize(self._env.info()["map_size"] + _SPARE_BYTES)
+            self._try_alone(operation)
+            self._resize(self._settings.map_bytes)
+        if isinstance(operation.error, lmdb.Error):
+            cause = operation.error
+            operation.error = self._explain(cause)
+            operation.error.__cause__ = cause
+
+    def _try_alone(self, operation: Operation) -> None:
+        txn: _LmdbTxn | None = None
+        with operation:
+            raw = self._begin()
+            try:
+                txn = _LmdbTxn(raw, self._files)
+                operation.run(txn)
+                raw.commit()
+            finally:
+                raw.abort()
+        if operation.error is None and txn is not None:
+            txn.remove_discarded()
+
+    def _begin(self) -> Any:
+        try:
+            return self._env.begin(write=True)
+        except lmdb.MapResizedError:
+            self._resize(0)
+            return self._env.begin(write=True)
+
+    def _resize(self, map_bytes: int) -> None:
+        with self._reading:
+            self._env.set_mapsize(map_bytes)
+
+    def _explain(self, error: lmdb.Error) -> StoreError:
+        if isinstance(error, lmdb.MapFullError):
+            return StoreError(
+                f"the store in {self._path} is full",
+                got="no free page",
+                limit=f"store.map_bytes={self._settings.map_bytes}",
+                remedy="Nothing was lost; it goes on once the learner commits. Or raise store.map_bytes.",
+            )
+        if isinstance(error, lmdb.DiskError) or "too large" in str(error) or "No space" in str(error):
+            return StoreError(
+                f"the disk of the store in {self._path} is full",
+                remedy="Free space on it; nothing was lost, the call can be made again.",
+            )
+        return StoreError(f"the store in {self._path} failed: {error}")
+
+
+class _LmdbTxn:
+    def __init__(self, txn: Any, files: SideFiles) -> None:
+        self.dirty = False
+        self._txn, self._files = txn, files
+        self._discarded: list[str] = []
+
+    def get(self, key: bytes) -> bytes | None:
+        value: bytes | None = self._txn.get(key)
+        return value
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self.dirty = True
+        self._txn.put(key, value)
+
+    def delete(self, key: bytes) -> None:
+        self.dirty = True
+        self._txn.delete(key)
+
+    def first(self, prefix: bytes) -> tuple[bytes, bytes] | None:
+        return next(self.scan(prefix), None)
+
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        with self._txn.cursor() as cursor:
+            found = cursor.set_range(max(prefix, start))
+            while found and cursor.key().startswith(prefix):
+                yield cursor.item()
+                found = cursor.next()
+
+    def read_file(self, name: str) -> bytes:
+        return self._files.read(name)
+
+    def discard_file(self, name: str) -> None:
+        self._discarded.append(name)
+
+    def remove_discarded(self) -> None:
+        for name in self._discarded:
+            self._files.remove(name)
+
+
+def _open_environment(path: Path, settings: StoreSettings) -> Any:
+    sync = settings.durability == "fsync"
+    try:
+        return lmdb.open(
+            str(path), map_size=settings.map_bytes, sync=sync, metasync=sync, max_readers=_MAX_READERS
+        )
+    except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError) as error:
+        raise StoreVersionError(f"{path} is not a store of this version: {error}") from error
+    except lmdb.DiskError as error:
+        raise StoreError(
+            f"no space left to make a store in {path}", remedy="Free space on its disk."
+        ) from error
+    except lmdb.Error as error:
+        raise ConfigError(
+            f"cannot open the store in {path}: {error}",
+            remedy="Check its permissions; if memory cannot be mapped, lower store.map_bytes.",
+        ) from error
+
+
+def _side_files_in_use(txn: Txn) -> set[str]:
+    return {
+        member.side_file
+        for _, raw in txn.scan(GROUPS)
+        for member in decode_group(raw).members
+        if member.side_file
+    }

@@ -1,0 +1,101 @@
+"""The marker: a small file that says whose store a directory is, read before anything there is touched."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from forebay.errors import ConfigError, StoreError, StoreVersionError
+from forebay.store.records import FORMAT_VERSION
+
+DATA_NAME: Final = "data.mdb"
+_NAME: Final = "store.json"
+_MAX_BYTES: Final = 4096
+_LMDB_MAGIC: Final = struct.pack("=I", 0xBEEFC0DE)
+_LMDB_MAGIC_OFFSET: Final = 16
+_OTHER: Final = "Point store.path at another directory; this one was not touched."
+
+
+class Marker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Format of the store and the run that owns it."""
+
+    format: int
+    run_id: str
+
+
+def claim_directory(path: Path, run_id: str) -> None:
+    """Make `path` the store of `run_id`, or check that it is; touch nothing that is not.
+
+    Raises:
+        ConfigError: The path cannot be a directory of ours.
+        StoreVersionError: It holds another run's store, another format, or something else altogether.
+    """
+    if path.exists() and not path.is_dir():
+        raise ConfigError("store.path is not a directory", got=path, remedy="Choose another path.")
+    data = path / DATA_NAME
+    if not (path / _NAME).exists():
+        if data.exists():
+            raise StoreVersionError(f"{path} holds a {DATA_NAME} that is not a forebay store", remedy=_OTHER)
+        _write(path, Marker(FORMAT_VERSION, run_id))
+    _check(_read(path), run_id, path)
+    if data.exists() and not _looks_like_lmdb(data):
+        raise StoreVersionError(f"{data} is not an lmdb file", remedy=_OTHER)
+
+
+def _check(marker: Marker, run_id: str, path: Path) -> None:
+    if marker.format != FORMAT_VERSION:
+        raise StoreVersionError(
+            f"the store in {path} has another format",
+            got=f"format {marker.format}",
+            limit=f"format {FORMAT_VERSION}",
+            remedy="Use the forebay version that made it, or another run directory; it was not touched.",
+        )
+    if marker.run_id != run_id:
+        raise StoreVersionError(
+            f"the store in {path} belongs to another run",
+            got=f"run {run_id}",
+            limit=f"run {marker.run_id}",
+            remedy="Use another run directory, or resume the run that owns this one; it was not touched.",
+        )
+
+
+def _read(path: Path) -> Marker:
+    with (path / _NAME).open("rb") as file:
+        raw = file.read(_MAX_BYTES)
+    try:
+        return msgspec.json.decode(raw, type=Marker)
+    except msgspec.DecodeError as error:
+        raise StoreVersionError(f"{path / _NAME} is not a forebay store's: {error}", remedy=_OTHER) from error
+
+
+def _write(path: Path, marker: Marker) -> None:
+    """Write the marker unless another process just did: a link is made once and is whole."""
+    part = path / f"{_NAME}.{secrets.token_hex(8)}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with part.open("xb") as file:
+            file.write(msgspec.json.encode(marker))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(part, path / _NAME)
+        except FileExistsError:
+            pass
+        finally:
+            part.unlink()
+    except PermissionError as error:
+        raise ConfigError(f"cannot write to store.path {path}", remedy="Choose another path.") from error
+    except OSError as error:
+        raise StoreError(f"cannot make a store in {path}: {error.strerror}") from error
+
+
+def _looks_like_lmdb(data: Path) -> bool:
+    with data.open("rb") as file:
+        head = file.read(_LMDB_MAGIC_OFFSET + len(_LMDB_MAGIC))
+    # An empty file is one that another process is about to fill.
+    return not head or head[_LMDB_MAGIC_OFFSET:] == _LMDB_MAGIC

@@ -1,0 +1,77 @@
+"""Taking: the one wait of the store, with its deadline, and the batch at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forebay.staleness import Choice
+from forebay.store.batches import Look, decode_group_frames, look, quarantine, seize
+from forebay.store.leases import has_due, settle_due
+from forebay.store.ledger import Ledger
+from forebay.store.protocol import Chooser, TakenGroup
+from forebay.store.transactions import Transactions
+
+_FIRST_PAUSE_S = 0.002
+_LAST_PAUSE_S = 0.025
+
+
+def settle_expired(transactions: Transactions) -> int:
+    """Apply what has expired; writes only if something has."""
+    return transactions.write(settle_due) if transactions.read(has_due) else 0
+
+
+def take_groups(
+    transactions: Transactions, incarnation: int, choose: Chooser, timeout_s: float
+) -> tuple[tuple[TakenGroup, ...], Choice]:
+    """Take the groups that `choose` picks; see `TrajectorySource.take`.
+
+    Waits for: a settled group, a published version, a deadline that passes. Unblocked by: actors' puts, the
+    learner's own publish, the clock. Its own deadline: `timeout_s`. Between two looks at the groups it
+    reads one small record, every 2 to 25 ms.
+    """
+    clock = transactions.clock
+    deadline_s = clock.monotonic_s() + timeout_s
+    seen: Look | None = None
+    num_live: int | None = None
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        settle_expired(transactions)
+        if seen is None or seen.watch != transactions.read(_watch):
+            seen = transactions.read(lambda ledger: look(ledger, incarnation, choose))
+            num_live = seen.num_live if num_live is None else num_live
+            taken = _seize(transactions, incarnation, seen)
+            if taken is None:
+                seen = None
+                continue
+            # A group that left untrained must be replaced by the caller: waiting on would starve it.
+            if taken or seen.choice.stale or seen.num_live < num_live:
+                return taken, seen.choice
+            pause_s = _FIRST_PAUSE_S
+        left_s = deadline_s - clock.monotonic_s()
+        if left_s <= 0.0:
+            return (), seen.choice
+        clock.sleep(min(pause_s, left_s))
+        pause_s = min(2.0 * pause_s, _LAST_PAUSE_S)
+
+
+def _watch(ledger: Ledger) -> int:
+    return ledger.meta.watch
+
+
+def _seize(transactions: Transactions, incarnation: int, seen: Look) -> tuple[TakenGroup, ...] | None:
+    """Take what was chosen; None if a new look is due: the store has changed, or a frame is broken."""
+    choice = seen.choice
+    if not choice.take and not choice.stale:
+        return ()
+    decoded = [decode_group_frames(raw) for raw in seen.groups]
+    broken = {group.spec.group_id: tuple(errors) for group, errors in decoded if errors}
+    for group_id, members in broken.items():
+        transactions.write(_quarantining(group_id, members))
+    if broken:
+        return None
+    done = transactions.write(lambda ledger: seize(ledger, incarnation, choice.take, choice.stale))
+    return tuple(group for group, _ in decoded) if done else None
+
+
+def _quarantining(group_id: str, members: tuple[int, ...]) -> Callable[[Ledger], None]:
+    return lambda ledger: quarantine(ledger, group_id, members)

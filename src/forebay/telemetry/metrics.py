@@ -1,0 +1,99 @@
+"""`metrics.jsonl`: one JSON object per line, whole lines only, bounded in size."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from forebay.clock import Clock
+
+Value = float | int | str | bool | None
+_MAX_LINE_BYTES = 2**20
+
+
+class MetricsWriter:
+    """Appends records; each line reaches the file in one write, so that kill -9 tears none.
+
+    A number that is not finite becomes null, which every JSON reader takes, and is counted. At
+    `max_bytes` the file becomes `NAME.1` (replacing the one before) and a new one begins.
+
+    Args:
+        path: The file; continued if it exists.
+        clock: Dates the records.
+        max_bytes: Largest size of the file.
+    """
+
+    def __init__(self, path: Path, clock: Clock, *, max_bytes: int = 256 * 2**20) -> None:
+        self.path = path
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self.num_nonfinite = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        self._end_torn_line()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, step: int, values: Mapping[str, Value]) -> None:
+        """Append one record.
+
+        Args:
+            step: Optimizer step that the values belong to.
+            values: By name; `step` and `time_s` are taken.
+
+        Raises:
+            ValueError: A name is taken, or the line exceeds 1 MiB.
+        """
+        taken = {"step", "time_s"} & values.keys()
+        if taken:
+            raise ValueError(f"metric names are taken: {', '.join(sorted(taken))}")
+        finite = {name: self._finite(value) for name, value in values.items()}
+        line = msgspec.json.encode({"step": step, "time_s": self._clock.wall_s()} | finite) + b"\n"
+        if len(line) > _MAX_LINE_BYTES:
+            raise ValueError(f"a record must fit in {_MAX_LINE_BYTES} bytes (got {len(line)})")
+        if os.fstat(self._file.fileno()).st_size + len(line) > self._max_bytes:
+            self._rotate()
+        self._file.write(line)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _finite(self, value: Value) -> Value:
+        if isinstance(value, float) and not math.isfinite(value):
+            self.num_nonfinite += 1
+            return None
+        return value
+
+    def _rotate(self) -> None:
+        self._file.close()
+        self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+        self._file = self.path.open("ab", buffering=0)
+
+    def _end_torn_line(self) -> None:
+        """Close a line that a full disk or a power failure cut, so that it spoils no other."""
+        size = os.fstat(self._file.fileno()).st_size
+        if size:
+            with self.path.open("rb") as file:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    self._file.write(b"\n")
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a metrics file in order; lines that are not whole are skipped."""
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                yield msgspec.json.decode(line, type=dict[str, Any])
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue
