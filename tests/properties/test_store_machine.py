@@ -1,4 +1,4 @@
-"""The store as a state machine: any sequence of calls, on each engine, against a model in plain dictionaries."""
+"""The store as a state machine: any sequence of calls, on each engine, against a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from forebay.clock import ManualClock
 from forebay.store import GroupSpec, Slot, StoreSettings, count_lost, open_store
@@ -79,6 +85,15 @@ class StoreMachine(RuleBasedStateMachine):
         trajectory = make_trajectory(slot, name=f"t{self.num_names}", version=version, num_tokens=num_tokens)
         self.puts.append((trajectory, slot))
         self._put(trajectory, slot)
+
+    @rule(num=st.integers(1, 6), version=versions)
+    def claim_and_put(self, num: int, version: PolicyVersion) -> None:
+        already = len(self.slots)
+        self.claim(num, 50.0, version)
+        for slot in self.slots[already:]:
+            self.num_names += 1
+            self.puts.append((make_trajectory(slot, name=f"t{self.num_names}", version=version), slot))
+            self._put(*self.puts[-1])
 
     @precondition(lambda self: self.puts)
     @rule(data=st.data())
@@ -170,6 +185,13 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.record(entry, incarnation=self.model.incarnation)
         self.model.record(step, group_ids)
 
+    @rule(num=st.integers(1, 2))
+    def step(self, num: int) -> None:
+        self.take(num)
+        if self.model.taken() and self.model.replayed == self.model.last_step:
+            self.record(twice=False)
+            self.publish(back=0)
+
     @precondition(lambda self: self.model.replayed < self.model.last_step)
     @rule()
     def replay(self) -> None:
@@ -229,8 +251,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_lost_nothing_twice(self) -> None:
-        assert self.store.audit() == ()
         stats = self.store.stats()
+        self.model.expire()
+        assert self.store.audit() == ()
         assert count_lost(stats) == 0
         where = Counter(self.model.trained + self.model.stored() + list(self.model.rejected))
         assert where == Counter(self.model.acknowledged)

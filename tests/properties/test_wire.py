@@ -115,7 +115,7 @@ HOSTILE = st.one_of(
     st.integers(-(10**40), 10**40),
     st.sampled_from([-1, 0, 2**31, 2**32, 2**53, 2**62, 2**63, 2**64, 10**4299, 1e308, -1e308, 0.5]),
     st.none() | st.booleans() | st.text(max_size=5),
-    st.just([]) | st.just({}) | st.just([[]] * 50),
+    st.builds(list) | st.builds(dict) | st.builds(lambda: [[] for _ in range(50)]),
 )
 
 
@@ -160,8 +160,8 @@ def _fields(**changes: str) -> bytes:
         "trajectory_id": '"t"', "run_id": '"r"', "incarnation": "0", "group_id": '"g"', "group_size": "1",
         "member": "0", "attempt": "0", "task_id": '"k"', "environment": '"e"', "steps": "[]",
         "reward": "null", "terminated": "true", "truncated": "false", "finish": '"terminated"',
-        "started_s": "0", "finished_s": "0", "admission_s": "0", "metrics": "{}", "tokenizer": '""', "model": '""',
-        "sequences": "[]",
+        "started_s": "0", "finished_s": "0", "admission_s": "0", "metrics": "{}", "tokenizer": '""',
+        "model": '""', "sequences": "[]",
     }  # fmt: skip
     fields.update(changes)
     return ("[" + ",".join(fields.values()) + "]").encode()

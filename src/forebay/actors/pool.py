@@ -133,8 +133,7 @@ class ActorPool:
         except BaseExceptionGroup as group:
             raise _first_cause(group) from group
         finally:
-            for slot in self._unfinished:
-                await self._store.release(slot)
+            await self._store.give_back(self._unfinished)
             await runner.close()
 
     async def _claim_until_drained(self, tasks: asyncio.TaskGroup) -> None:

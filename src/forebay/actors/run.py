@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from forebay.clock import Clock, SystemClock
 from forebay.envs.registry import EnvironmentKind
 from forebay.generation.protocol import Generator
 
+_log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -82,7 +84,7 @@ async def run_actor(
     reporting = asyncio.create_task(_report(pool, report, report_s), name="report")
     try:
         await pool.run()
-        report(pool)
+        _try_report(pool, report)
         return pool.stats()
     finally:
         reporting.cancel()
@@ -96,4 +98,13 @@ async def run_actor(
 async def _report(pool: ActorPool, report: Callable[[ActorPool], None], period_s: float) -> None:
     while True:
         await asyncio.sleep(period_s)
+        _try_report(pool, report)
+
+
+def _try_report(pool: ActorPool, report: Callable[[ActorPool], None]) -> None:
+    try:
         report(pool)
+    except OSError as error:
+        # A full disk under the reports is no reason to throw episodes away.
+        pool.counters["report_errors"] += 1
+        _log.warning("cannot report: %s", error)

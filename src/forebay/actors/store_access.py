@@ -77,6 +77,17 @@ class StoreAccess:
         await self._insist(self._results, functools.partial(self._store.release_slot, slot))
         self._counters["released"] += 1
 
+    async def give_back(self, slots: Sequence[Slot]) -> None:
+        """Give slots back at the end, trying once: what fails comes back by itself when its lease expires."""
+        loop = asyncio.get_running_loop()
+        for slot in slots:
+            try:
+                await loop.run_in_executor(self._results, self._store.release_slot, slot)
+                self._counters["released"] += 1
+            except StoreError as error:
+                self._counters["store_errors"] += 1
+                _log.warning("cannot give back %s.%d: %s", slot.group_id, slot.member, error)
+
     def close(self) -> None:
         """Release the threads."""
         self._leases.shutdown(wait=False)

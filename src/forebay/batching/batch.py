@@ -84,7 +84,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is left to train: then no step is made, and weights and optimizer stay as they are."""
+        """Whether nothing is left to train: no step is made, weights and optimizer stay as they are."""
         return self.counts.tokens == 0
 
 

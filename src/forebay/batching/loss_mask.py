@@ -59,6 +59,7 @@ class ActionTokens(NamedTuple):
         positions: [A] its place in that sequence.
         turns: [A] the step of the episode that sampled it.
         staleness: [A] versions between its sampling and `now`.
+        kv_staleness: [A] the same for the oldest part of the cache that it attended to.
         behavior_logprobs: [A] float32, nats.
         reasons: [A] int8, values of `Reason`.
     """
@@ -67,6 +68,7 @@ class ActionTokens(NamedTuple):
     positions: IntArray
     turns: IntArray
     staleness: IntArray
+    kv_staleness: IntArray
     behavior_logprobs: npt.NDArray[np.float32]
     reasons: npt.NDArray[np.int8]
 
@@ -165,11 +167,14 @@ def _action_tokens(
     # Counts up within each span: the place in the run of all tokens, less where its span begins in that run.
     positions = np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
     logprobs = [sequence.behavior_logprobs for sequence in sequences]
+    runs = [span for sequence in sequences for span in sequence.version_spans]
+    run_sizes = [span.num_tokens for span in runs]
     return ActionTokens(
         sequences=np.repeat(sequence_of_span, sizes),
         positions=positions,
         turns=np.repeat(steps, sizes),
-        staleness=_staleness(sequences, now, forks),
+        staleness=_repeat(_staleness([run.version for run in runs], now, forks), run_sizes),
+        kv_staleness=_repeat(_staleness([run.kv_version for run in runs], now, forks), run_sizes),
         behavior_logprobs=np.concatenate([np.empty(0, np.float32), *logprobs]),
         reasons=np.full(len(positions), Reason.FRESH, np.int8),
     )
@@ -181,11 +186,9 @@ def _member_reason(member: Member, mask_truncated: bool) -> Reason:
     return Reason.TRUNCATED if mask_truncated and member.trajectory.truncated else Reason.FRESH
 
 
-def _staleness(sequences: Sequence[TokenSequence], now: PolicyVersion, forks: Sequence[Fork]) -> IntArray:
-    spans = [span for sequence in sequences for span in sequence.version_spans]
-    of_version = {version: staleness_of(version, now, forks) for version in {span.version for span in spans}}
-    ages = np.array([of_version[span.version] for span in spans], np.int64)
-    return _repeat(ages, [span.num_tokens for span in spans])
+def _staleness(versions: Sequence[PolicyVersion], now: PolicyVersion, forks: Sequence[Fork]) -> IntArray:
+    of_version = {version: staleness_of(version, now, forks) for version in set(versions)}
+    return np.array([of_version[version] for version in versions], np.int64)
 
 
 def _whole_members(

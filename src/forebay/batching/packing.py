@@ -112,7 +112,7 @@ def cover_rows(needs: Sequence[int], ladder: Sequence[Bucket]) -> list[Bucket]:
 
     Args:
         needs: Tokens of each row, descending.
-        ladder: The shapes to choose from.
+        ladder: The shapes to choose from; of equal choices the first.
 
     Returns:
         The buckets, in order: each takes the next `bucket.rows` rows.
@@ -123,25 +123,25 @@ def cover_rows(needs: Sequence[int], ladder: Sequence[Bucket]) -> list[Bucket]:
     num_rows = len(needs)
     if num_rows and needs[0] > max(bucket.length for bucket in ladder):
         raise ConfigError("no bucket is long enough for a row", got=needs[0], limit=list(ladder))
-    choices = [(bucket.rows, bucket.length, bucket.rows * bucket.length, bucket) for bucket in ladder]
-    slots, calls = [0] * (num_rows + 1), [0] * (num_rows + 1)
-    chosen: list[Bucket] = [ladder[0]] * num_rows
+    # (slots, micro-batches, first bucket) of the cheapest cover of the rows from i on.
+    best: list[tuple[int, int, Bucket]] = [(0, 0, ladder[0])] * (num_rows + 1)
     for i in range(num_rows - 1, -1, -1):
-        need = needs[i]
-        best: tuple[int, int, Bucket] | None = None
-        for rows, length, size, bucket in choices:
-            if length >= need:
-                behind = min(i + rows, num_rows)
-                found = (size + slots[behind], 1 + calls[behind], bucket)
-                best = found if best is None else min(best, found)
-        assert best is not None
-        slots[i], calls[i], chosen[i] = best
+        options = []
+        for bucket in ladder:
+            if bucket.length >= needs[i]:
+                slots, calls, _ = best[min(i + bucket.rows, num_rows)]
+                options.append((slots + bucket.rows * bucket.length, calls + 1, bucket))
+        best[i] = min(options, key=_cost)
     cover = []
     i = 0
     while i < num_rows:
-        cover.append(chosen[i])
-        i += chosen[i].rows
+        cover.append(best[i][2])
+        i += best[i][2].rows
     return cover
+
+
+def _cost(option: tuple[int, int, Bucket]) -> tuple[int, int]:
+    return option[:2]
 
 
 def plan_packing(lengths: Sequence[int], ladder: Sequence[Bucket]) -> Packing:

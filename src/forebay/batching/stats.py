@@ -29,6 +29,7 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
         action_tokens_by_turn: Sampled tokens of each turn of an episode.
         fresh_tokens_by_turn: Those of them that are trained.
         staleness_histogram: Trained tokens by staleness, from 0.
+        kv_staleness_max: Oldest cache that a trained token attended to, in versions.
         real_tokens: Slots that hold a token.
         padded_tokens: Slots that hold none.
         micro_batches: Calls of a compiled program.
@@ -46,6 +47,7 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     action_tokens_by_turn: tuple[int, ...]
     fresh_tokens_by_turn: tuple[int, ...]
     staleness_histogram: tuple[int, ...]
+    kv_staleness_max: int
     real_tokens: int
     padded_tokens: int
     micro_batches: int
@@ -111,6 +113,7 @@ def measure(
         action_tokens_by_turn=_counts(tokens.turns, num_turns),
         fresh_tokens_by_turn=_counts(tokens.turns[fresh], num_turns),
         staleness_histogram=_counts(tokens.staleness[fresh], 0),
+        kv_staleness_max=int(tokens.kv_staleness[fresh].max(initial=0)),
         real_tokens=num_real_tokens,
         padded_tokens=packing.num_slots - num_real_tokens,
         micro_batches=len(packing.buckets),

@@ -157,6 +157,7 @@ def _measure(
         action_tokens_by_turn=(sum(sizes),),
         fresh_tokens_by_turn=(num_trained,),
         staleness_histogram=(num_trained,) if num_trained else (),
+        kv_staleness_max=0,
         real_tokens=num_real,
         padded_tokens=packing.num_slots - num_real,
         micro_batches=len(packing.buckets),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,11 +27,13 @@ from forebay.models.hf import to_hf_tensors
 from forebay.models.params import Params, init_params
 from forebay.models.sharding import make_mesh
 from forebay.objectives.build import build_objective
+from forebay.objectives.denominators import batch_denominator
 from forebay.objectives.inputs import summarize
 from forebay.objectives.settings import ObjectiveSettings
 from forebay.trajectory import PolicyVersion
 
 logger = logging.getLogger(__name__)
+_OBJECTIVE = ObjectiveSettings(loss="cross_entropy")
 _REPORT_EVERY = 20
 
 
@@ -87,7 +90,7 @@ def train(
         model,
         make_mesh(config.mesh),
         config.optimizer,
-        build_objective(ObjectiveSettings(loss="cross_entropy")),
+        build_objective(_OBJECTIVE),
         config.compute,
     )
     programs.warm_up(ladder)
@@ -95,7 +98,7 @@ def train(
     for step, batch in enumerate(_batches(config, examples, ladder)):
         for micro in batch.micro_batches:
             rows = programs.place(micro.rows)
-            accumulator = programs.accumulate(state.params, accumulator, rows, float(batch.num_fresh_tokens))
+            accumulator = programs.accumulate(state.params, accumulator, rows, batch.denominator)
         state, accumulator, stats = programs.apply(state, accumulator)
         if step % _REPORT_EVERY == 0:
             logger.info("step %d: loss %.4f nats a token", step, summarize(jax.device_get(stats.sums)).loss)
@@ -121,7 +124,11 @@ def _batches(config: RunConfig, examples: list[Demonstration], ladder: tuple[Buc
     )
     for step, chosen in enumerate(steps):
         batch = build_supervised_batch(
-            chosen, now=PolicyVersion(0, step), settings=config.batching, ladder=ladder
+            chosen,
+            now=PolicyVersion(0, step),
+            settings=config.batching,
+            ladder=ladder,
+            denominator=functools.partial(batch_denominator, _OBJECTIVE),
         )
         if not batch.empty:
             yield batch

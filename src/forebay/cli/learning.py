@@ -39,7 +39,7 @@ from forebay.models.hf import to_hf_tensors
 from forebay.models.params import Params, init_params
 from forebay.models.sharding import make_mesh
 from forebay.objectives.build import build_objective
-from forebay.objectives.denominators import FreshCounts, batch_denominator
+from forebay.objectives.denominators import batch_denominator
 from forebay.objectives.settings import build_advantage
 from forebay.store.protocol import GroupSpec, Rewound
 from forebay.store.rules import RuleStore
@@ -189,9 +189,6 @@ class LearnerSession:
             self.config.learner,
             self.strip,
             self.meter,
-            lambda batch: batch_denominator(
-                self.config.objective, FreshCounts(batch.num_fresh_tokens, batch.num_fresh_sequences)
-            ),
             self._recompute,
             self.publisher.submit,
             self._save,
@@ -320,4 +317,5 @@ def _pack(groups: Any, now: PolicyVersion, forks: Any, *, config: RunConfig, lad
         settings=config.batching,
         ladder=ladder,
         advantage=build_advantage(config.objective),
+        denominator=functools.partial(batch_denominator, config.objective),
     )

@@ -113,8 +113,8 @@ class RunConfig(BaseModel):
             batches_in_flight=self.staleness.batches_in_flight,
             member_bytes=self.member_bytes,
             group_size=self.batching.group_size,
-            checkpoint_every=self.learner.checkpoint_every,
-            checkpoints_kept=self.learner.keep_checkpoints,
+            checkpoint_every=self.learner.steps if self.learner.keep_consumed else self.learner.checkpoint_every,
+            checkpoints_kept=1 if self.learner.keep_consumed else self.learner.keep_checkpoints,
         )
         if self.updates_per_batch > 1 and self.objective.loss == "decoupled_ppo" and self.objective.proximal == "current":
             raise ConfigError(

@@ -24,7 +24,7 @@ _decoder = msgspec.json.Decoder(_Line)
 
 
 def read_demonstrations(path: Path) -> Iterator[tuple[Message, ...]]:
-    """Yield the conversations of a JSONL file: one `{"messages": [{"role": ..., "content": ...}, ...]}` a line.
+    """Yield the conversations of a JSONL file: one `{"messages": [{"role": ..., "content": ...}]}` a line.
 
     Raises:
         ConfigError: The file is missing, or a line is malformed; the message names the line.
@@ -44,7 +44,8 @@ def make_demonstrations(
 ) -> Iterator[tuple[Message, ...]]:
     """Yield a conversation per task from an environment that can make them.
 
-    The environment's class needs a static `demonstrate(tasks, *, noise, seed)` that yields tuples of messages.
+    The environment's class needs a static `demonstrate(tasks, *, noise, seed)` that yields tuples of
+    messages.
 
     Args:
         settings: The environment.

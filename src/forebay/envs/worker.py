@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from forebay.envs.processes import kill_tree
 from forebay.envs.protocol import Action, Observation, Outcome
 from forebay.envs.worker_main import Close, Open, Reply, Request, Reset, Step
 from forebay.errors import EnvironmentFailure
@@ -20,24 +18,6 @@ from forebay.trajectory import Task
 MAX_REPLY_BYTES: Final = 16 << 20
 _REAP_TIMEOUT_S: Final = 5.0
 _decoder = msgspec.json.Decoder(Reply)
-
-
-def kill_tree(pid: int) -> None:
-    """Kill a process that leads its own group, and everything it started, daemons included.
-
-    The process is stopped first, so that it cannot start more while its descendants are collected.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-    while descendants := _descendants(pid):
-        for descendant in descendants:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(descendant, signal.SIGKILL)
-        if descendants == _descendants(pid):
-            break  # all of them are zombies by now, or beyond our rights
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
 
 
 class WorkerPool:
@@ -168,30 +148,3 @@ class _Worker:
         raise EnvironmentFailure(
             f"environment worker {self._process.pid} ended", remedy="Its traceback is on stderr."
         )
-
-
-def _descendants(pid: int) -> set[int]:
-    """Return the ids of all live descendants of a process, from one pass over /proc."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (parent := _parent_of(entry)):
-            children.setdefault(parent, []).append(int(entry.name))
-    found: set[int] = set()
-    frontier = [pid]
-    while frontier:
-        for child in children.get(frontier.pop(), []):
-            if child not in found:
-                found.add(child)
-                frontier.append(child)
-    return found
-
-
-def _parent_of(process: Path) -> int | None:
-    """Return the parent's id, or None if the process is gone or a zombie."""
-    try:
-        stat = (process / "stat").read_text()
-    except OSError:
-        return None
-    # The name in parentheses may hold spaces; state and parent follow it.
-    state, parent = stat.rpartition(")")[2].split()[:2]
-    return None if state == "Z" else int(parent)

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from forebay.envs.processes import kill_descendants
 from forebay.envs.protocol import Action, Observation, Outcome, Task
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -98,6 +99,7 @@ def _read_requests(stream: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None
     for line in stream:
         requests.put(line)
     # The actor is gone or has let go: nothing that this process started may outlive it, stuck or not.
+    kill_descendants(os.getpid())
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

@@ -26,6 +26,7 @@ from forebay.generation.settings import ClientSettings
 
 _SETTINGS, _CLOCK = ClientSettings(), SystemClock()
 _MIN_BACKOFF_S = 0.05
+_MIN_PING_S = 0.1
 _EXCERPT_CHARS = 300
 _CONFLICT, _BUSY = 409, (429, 503)
 T = TypeVar("T")
@@ -249,15 +250,15 @@ class HttpGenerator:
         Consumes: answers of the health route. Waits for: `heartbeat_s`. Unblocked by: time. Produces:
         cancelled requests, once nothing has answered for `unresponsive_s`.
         """
+        limit_s = self._settings.unresponsive_s
         heard_s = self._clock.monotonic_s()
         while self._running:
             await self._clock.asleep(self._settings.heartbeat_s)
+            left_s = limit_s - (self._clock.monotonic_s() - heard_s)
             try:
-                await self._connection.request(
-                    "GET", records.HEALTH_PATH, timeout_s=self._settings.heartbeat_s
-                )
+                await self._connection.request("GET", records.HEALTH_PATH, timeout_s=max(left_s, _MIN_PING_S))
             except UnreachableError:
-                if self._clock.monotonic_s() - heard_s >= self._settings.unresponsive_s:
+                if self._clock.monotonic_s() - heard_s >= limit_s:
                     self._silent |= self._running
                     for task in self._running:
                         task.cancel()

@@ -22,7 +22,6 @@ from forebay.models.decode import KVCache, decode_params, decode_step, init_cach
 from forebay.models.hf import from_hf_tensors
 from forebay.models.params import Params
 
-
 _TOKEN_AXIS = 2  # of the arrays of a KVCache
 
 
@@ -30,8 +29,8 @@ class JaxExecutor:
     """Implements `Executor` with JAX.
 
     Every program has static shapes and is run once by `warm_up`: prefill for each (chunk, window), a decode
-    block for each window, a save and a restore for each window. A window bounds the cached tokens that
-    attention reads; the smallest one that holds the longest live sequence is used.
+    block for each (number of slots, window), a save and a restore for each window. A window bounds the cached
+    tokens that attention reads. The smallest shapes that hold what is live are used.
 
     Args:
         config: The model.
@@ -69,7 +68,8 @@ class JaxExecutor:
             for chunk in settings.chunks:
                 if chunk <= window:
                     self._run_prefill([], chunk, window)
-            self._run_decode(idle, window)
+            for rows in settings.decode_rows:
+                self._run_decode(idle, rows, window)
             row = self._save(self._cache, np.int32(0), window=window)
             self._cache = self._restore(self._cache, row, np.int32(0))
         jax.block_until_ready(self._cache)
@@ -95,7 +95,9 @@ class JaxExecutor:
         """Sample up to a block of tokens in every slot that has any remaining."""
         steps = np.minimum(batch.remaining, self._settings.decode_block)
         end = int(np.max(np.where(batch.remaining > 0, batch.lengths + steps, 0)))
-        return self._run_decode(batch, self._window(end))
+        last = int(np.flatnonzero(batch.remaining)[-1])
+        rows = next(rows for rows in self._settings.decode_rows if rows > last)
+        return self._run_decode(batch, rows, self._window(end))
 
     def save(self, slot: int, length: int) -> KVCache:
         """Return a copy of a slot's first tokens, padded to a window."""
@@ -118,8 +120,9 @@ class JaxExecutor:
             slots[row], starts[row], lengths[row] = chunk.slot, chunk.start, len(chunk.tokens)
         self._cache = self._prefill(self._params, self._cache, tokens, slots, starts, lengths, window=window)
 
-    def _run_decode(self, batch: DecodeBatch, window: int) -> Decoded:
-        self._cache, decoded = self._decode(self._params, self._cache, batch, window=window)
+    def _run_decode(self, batch: DecodeBatch, rows: int, window: int) -> Decoded:
+        first = DecodeBatch._make(part[:rows] for part in batch)
+        self._cache, decoded = self._decode(self._params, self._cache, first, window=window)
         return Decoded(*(np.asarray(part) for part in decoded))
 
 
@@ -173,8 +176,13 @@ def _prefill(
 def _decode_block(
     params: Params, cache: KVCache, batch: DecodeBatch, *, config: ModelConfig, block: int, window: int
 ) -> tuple[KVCache, tuple[Int[Array, "B S"], Float[Array, "B S"], Int[Array, " S"]]]:
-    """Decode `block` tokens; a slot that stops or has nothing remaining idles to the end of the block."""
-    context = cache.keys[0].shape[_TOKEN_AXIS]
+    """Decode `block` tokens in the first slots; one that stops or has nothing remaining idles to the end.
+
+    The part of the cache that the block may touch is cut out once and put back once: cutting it in every step
+    costs more.
+    """
+    rows = batch.tokens.shape[0]
+    part = jax.tree.map(lambda side: side[:rows, :, :window], cache)
     tokens, lengths, remaining, seeds, stops, temperature, top_p, top_k = map(jnp.asarray, batch)
 
     def step(
@@ -182,18 +190,22 @@ def _decode_block(
     ) -> tuple[tuple[KVCache, Array, Array, Array], tuple[Array, Array, Array]]:
         cache, tokens, lengths, remaining = carry
         active = remaining > 0
-        # An idle slot writes beyond the context, that is nowhere.
-        where = jnp.where(active, lengths, context)
-        cache, logits = decode_step(params, config, cache, tokens, where, window=window)
+        # An idle slot writes beyond the window, that is nowhere.
+        where = jnp.where(active, lengths, window)
+        cache, logits = decode_step(params, config, cache, tokens, where)
         drawn, logprobs = sample(logits, seeds, lengths + 1, temperature, top_p, top_k)
         stopped = (drawn[:, None] == stops).any(axis=-1)
         remaining = jnp.where(active & ~stopped, remaining - 1, 0)
         tokens = jnp.where(active, drawn, tokens)
         return (cache, tokens, lengths + active, remaining), (drawn, logprobs, active)
 
-    carry, sampled = jax.lax.scan(step, (cache, tokens, lengths, remaining), length=block)
+    carry, sampled = jax.lax.scan(step, (part, tokens, lengths, remaining), length=block)
     drawn, logprobs, active = sampled
-    return carry[0], (drawn, logprobs, active.sum(axis=0, dtype=jnp.int32))
+    return jax.tree.map(_put_back, cache, carry[0]), (drawn, logprobs, active.sum(axis=0, dtype=jnp.int32))
+
+
+def _put_back(side: Array, part: Array) -> Array:
+    return jax.lax.dynamic_update_slice(side, part, (0, 0, 0, 0))
 
 
 def _save(cache: KVCache, slot: Int[Array, ""], *, window: int) -> KVCache:

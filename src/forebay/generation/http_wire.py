@@ -1,6 +1,7 @@
 """Our records to the wire and back; nothing is padded, cut or guessed on the way; without JAX.
 
-Weights are labelled "incarnation.version".
+Weights are labelled "incarnation.version". vLLM must run with `logprobs_mode=processed_logprobs`: its default
+reports logprobs before temperature, which are not those of the distribution that was sampled.
 """
 
 from __future__ import annotations

@@ -132,12 +132,15 @@ class LocalGenerator:
         self._threads.shutdown(wait=True)
 
     def load(self, version: PolicyVersion, weights: Any) -> None:
-        """Serve newer weights after the current decode block; older ones are ignored."""
+        """Serve newer weights after the current decode block; older ones are ignored. From any thread."""
 
         def load(scheduler: Scheduler) -> None:
             scheduler.load(version, weights)
 
-        self._post_if_alive(load)
+        with self._changed:  # while it is still loading, too: a version that arrives then must not get lost
+            if self.state in ("starting", "ready"):
+                self._commands.append(load)
+                self._changed.notify()
 
     def stats(self) -> GeneratorStats:
         """Return counters and load; cheap, from any thread."""

@@ -136,9 +136,9 @@ def run_server(
         service.start()
         try:
             server.run(sockets=[listener])
+            failure = service.generator.failure  # before stop(), which ends whatever still loads
         finally:
             service.stop()
-    failure = service.generator.failure
     if isinstance(failure, ForebayError):
         raise failure
     if failure is not None:

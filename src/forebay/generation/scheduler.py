@@ -145,7 +145,7 @@ class Scheduler:
         settings = self._settings
         decoded = self._executor.decode(decode_batch(active, settings.slots, settings.max_stop_tokens))
         self.counters.decode_blocks += 1
-        self.counters.slot_steps += settings.slots * len(decoded.tokens)
+        self.counters.slot_steps += decoded.tokens.size
         for running in active:
             slot, count = running.slot, int(decoded.counts[running.slot])
             running.sampled(decoded.tokens[:count, slot], decoded.logprobs[:count, slot], self.version)

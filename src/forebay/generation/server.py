@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -91,13 +92,14 @@ class Routes:
         self._generator, self._watch, self._compiles = generator, watch, compiles
         self._vocabulary, self._context = vocabulary, context
         self._max_body_bytes, self._stall_timeout_s = max_body_bytes, stall_timeout_s
+        self._refusals: Counter[str] = Counter()
 
     def app(self, token: str | None) -> ASGIApp:
         """Return the application, guarded by `token`."""
         routes = [
-            Route(records.GENERATE_PATH, _answering(self.generate), methods=["POST"]),
-            Route(records.ABORT_PATH, _answering(self.abort), methods=["POST"]),
-            Route(records.RELEASE_PATH, _answering(self.release), methods=["POST"]),
+            Route(records.GENERATE_PATH, self._answering(self.generate), methods=["POST"]),
+            Route(records.ABORT_PATH, self._answering(self.abort), methods=["POST"]),
+            Route(records.RELEASE_PATH, self._answering(self.release), methods=["POST"]),
             Route(records.HEALTH_PATH, self.health),
             Route(records.MODELS_PATH, self.models),
             Route(records.WEIGHT_PATH, self.weight_version),
@@ -152,8 +154,28 @@ class Routes:
 
     async def metrics(self, _: Request) -> Response:
         """Return every counter."""
-        numbers = {"generator": self._generator.stats(), "weights": self._watch, "compiles": self._compiles()}
+        numbers = {
+            "generator": self._generator.stats(),
+            "weights": self._watch,
+            "compiles": self._compiles(),
+            "refusals": self._refusals,
+        }
         return _json(msgspec.json.encode(numbers))
+
+    def _answering(
+        self, route: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Turn the errors of a route into answers, and count them."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await route(request)
+            except ForebayError as error:
+                status, kind = _refusal(error)
+                self._refusals[str(status)] += 1
+                return _error(status, str(error), kind)
+
+        return answer
 
     async def _body(self, request: Request) -> bytes:
         """Read the body, and no more than the limit of it."""
@@ -169,26 +191,18 @@ class Routes:
         return bytes(body)
 
 
-def _answering(
-    route: Callable[[Request], Awaitable[Response]],
-) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    """Turn the errors of a route into answers."""
-
-    async def answer(request: Request) -> Response:
-        try:
-            return await route(request)
-        except _BodyTooLarge as error:
-            return _error(413, str(error), "RequestTooLarge")
-        except DuplicateRequestError as error:
-            return _error(409, str(error), "Conflict")
-        except BadRequestError as error:
-            return _error(400, str(error), "BadRequestError")
-        except OverloadedError as error:
-            return _error(503, str(error), "ServiceUnavailableError")
-        except ForebayError as error:
-            return _error(500, str(error), "InternalServerError")
-
-    return answer
+def _refusal(error: ForebayError) -> tuple[int, str]:
+    """Return the status and vLLM's word for an error."""
+    match error:
+        case _BodyTooLarge():
+            return 413, "RequestTooLarge"
+        case DuplicateRequestError():
+            return 409, "Conflict"
+        case BadRequestError():
+            return 400, "BadRequestError"
+        case OverloadedError():
+            return 503, "ServiceUnavailableError"
+    return 500, "InternalServerError"
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

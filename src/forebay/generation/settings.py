@@ -86,6 +86,11 @@ class GeneratorSettings(BaseModel):
         return tuple(chunk for chunk in self.prefill_chunks if chunk < self.context) or (self.context,)
 
     @property
+    def decode_rows(self) -> tuple[int, ...]:
+        """Numbers of leading slots that a decode block may run over, ascending: a quarter, half, all."""
+        return tuple(sorted({max(self.slots // part, 1) for part in (4, 2, 1)}))
+
+    @property
     def windows(self) -> tuple[int, ...]:
         """Cached tokens that decoding reads, ascending; the last one is the context."""
         if self.kv_windows:

@@ -58,6 +58,8 @@ class Decoded(NamedTuple):
         tokens: [B, S] int32; slot s sampled `tokens[: counts[s], s]`.
         logprobs: [B, S] float32, nats.
         counts: [S] int32.
+
+    Slots after the last one that decodes may be missing.
     """
 
     tokens: npt.NDArray[np.int32]

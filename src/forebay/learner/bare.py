@@ -64,7 +64,7 @@ class BareSpeed:
             real = int(np.count_nonzero(micro.rows.segment_ids))
             seconds += self._bucket_s[micro.bucket] * real / (micro.bucket.rows * micro.bucket.length)
         sampled = sum(batch.stats.action_tokens_by_turn)
-        return seconds * batch.num_fresh_tokens / sampled
+        return seconds * batch.counts.tokens / sampled
 
 
 def full_rows(bucket: Bucket) -> TrainRows:

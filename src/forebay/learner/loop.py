@@ -42,7 +42,6 @@ class Learner:
         settings: When to publish, save and end.
         strip: Where the time goes.
         meter: What the run measures.
-        denominator: From a batch to what its summed loss is divided by.
         recompute: Whether the objective wants the logprobs of the policy before the first update.
         publish: Hands over a host copy of the parameters of a version.
         save: Writes a checkpoint of the state.
@@ -56,7 +55,6 @@ class Learner:
         settings: LearnerSettings,
         strip: TimeStrip,
         meter: Meter,
-        denominator: Callable[[Batch], float],
         recompute: bool,
         publish: Callable[[PolicyVersion, Any], None],
         save: Callable[[TrainState, PolicyVersion], None],
@@ -68,7 +66,6 @@ class Learner:
         self._settings = settings
         self._strip = strip
         self._meter = meter
-        self._denominator = denominator
         self._recompute = recompute
         self._batches = 0
         self._publish = publish
@@ -120,11 +117,10 @@ class Learner:
 
     def _step(self, update: Batch) -> StepStats:
         """Accumulate the micro-batches, then update once; returns when the device is done."""
-        denominator = self._denominator(update)
         for micro in update.micro_batches:
             rows = self.programs.place(micro.rows)
             self._accumulator = self.programs.accumulate(
-                self.state.params, self._accumulator, rows, denominator
+                self.state.params, self._accumulator, rows, update.denominator
             )
         self.state, self._accumulator, stats = self.programs.apply(self.state, self._accumulator)
         return jax.tree.map(np.asarray, jax.device_get(stats))

@@ -91,12 +91,12 @@ class Meter:
             step_s: Time of its updates.
         """
         self.batches += 1
+        values = self._values(batch, stats, step_s)
+        self._writer.write(version.version, {"incarnation": version.incarnation, **values})
         if self.batches == self._warmup_batches:
             self._begin_window()
         elif self.batches > self._warmup_batches:
             self._grow_window(batch, step_s)
-        values = self._values(batch, stats, step_s)
-        self._writer.write(version.version, {"incarnation": version.incarnation, **values})
 
     def _begin_window(self) -> None:
         self._strip.restart()
@@ -108,7 +108,7 @@ class Meter:
         window = self.window
         window.batches += 1
         window.updates += len(batch.updates)
-        window.fresh_tokens += sum(update.num_fresh_tokens for update in batch.updates)
+        window.fresh_tokens += sum(update.counts.tokens for update in batch.updates)
         window.useful_s += sum(map(self._bare.useful_s, batch.updates))
         window.step_s += step_s
         window.environment_s += sum(step.environment_s for step in steps)
@@ -118,7 +118,7 @@ class Meter:
         now = self._strip.read()
         interval, self._before = now.minus(self._before), now
         store = self._store_stats()
-        fresh_tokens = sum(update.num_fresh_tokens for update in batch.updates)
+        fresh_tokens = sum(update.counts.tokens for update in batch.updates)
         useful_s = sum(map(self._bare.useful_s, batch.updates))
         wall_s = max(interval.wall_s, 1e-9)
         return {
@@ -208,7 +208,7 @@ def _batch_values(batch: JournaledBatch) -> dict[str, Value]:
     return {
         "trajectories": len(trajectories),
         "groups": " ".join(batch.entry.group_ids),
-        "fresh_tokens": sum(update.num_fresh_tokens for update in batch.updates),
+        "fresh_tokens": sum(update.counts.tokens for update in batch.updates),
         "masked_tokens": sum(by_reason.values()),
         **{f"masked.{reason}": count for reason, count in by_reason.items()},
         "staleness_max": max(update.stats.staleness_max for update in batch.updates),

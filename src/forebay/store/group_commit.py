@@ -60,6 +60,11 @@ class Operation:
         """Let the caller go on."""
         self._pending.release()
 
+    def refuse(self) -> None:
+        """Let the caller go on with an error: nobody knows what became of the operation."""
+        self.error = StoreError("the store's writer thread failed", remedy="Open the store again.")
+        self.finish()
+
     def wait(self) -> Any:
         """Block until finished; return the value or raise the error."""
         self._pending.acquire()
@@ -109,6 +114,18 @@ class Committer:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            # Whatever ended the thread, nobody may wait for it.
+            with self._gate:
+                self._stopped = True
+            while not self._queue.empty():
+                operation = self._queue.get_nowait()
+                if operation is not None:
+                    operation.refuse()
+
+    def _serve(self) -> None:
         while (first := self._queue.get()) is not None:
             batch = [first]
             stop = False
@@ -120,10 +137,15 @@ class Committer:
                 stop = following is None
                 if following is not None:
                     batch.append(following)
+            committed = False
             try:
                 self._commit(batch)
+                committed = True
             finally:
                 for operation in batch:
-                    operation.finish()
+                    if committed:
+                        operation.finish()
+                    else:
+                        operation.refuse()
             if stop:
                 return

@@ -134,7 +134,9 @@ def mismatch(trajectory: Trajectory, slot: Slot, run_id: str) -> StoreError | No
         ("task_id", trajectory.task_id, slot.task.task_id),
     ):
         if got != limit:
-            return RefusedError(f"trajectory does not belong to its slot: {what} differs", got=got, limit=limit)
+            return RefusedError(
+                f"trajectory does not belong to its slot: {what} differs", got=got, limit=limit
+            )
     return None
 
 

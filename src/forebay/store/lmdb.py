@@ -8,6 +8,7 @@ again. A lock that a killed writer held is taken over; the slots of killed reade
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ T = TypeVar("T")
 _MAX_READERS = 512
 _COMMITS_BETWEEN_CHECKS = 256
 _SPARE_BYTES = 64 << 20
+_WRITE_FAILURES = ("Input/output error", "File too large", "No space left on device", "Disk quota exceeded")
 
 _opened: dict[Path, LmdbEngine] = {}
 _opened_lock = threading.Lock()
@@ -43,12 +45,11 @@ def open_lmdb(path: Path, settings: StoreSettings, run_id: str) -> LmdbEngine:
     path = path.resolve()
     with _opened_lock:
         engine = _opened.get(path)
-        if engine is not None and engine.pid == os.getpid():
-            claim_directory(path, run_id)
-            engine.share(settings)
-            return engine
         claim_directory(path, run_id)
-        engine = _opened[path] = LmdbEngine(path, settings)
+        if engine is None:
+            engine = _opened[path] = LmdbEngine(path, settings)
+        else:
+            engine.share(settings)
         return engine
 
 
@@ -77,8 +78,13 @@ class LmdbEngine:
         """Count one more user of this environment.
 
         Raises:
-            ConfigError: The user wants another durability or size.
+            ConfigError: The user wants another durability or size, or lives in a fork.
         """
+        if self.pid != os.getpid():
+            raise ConfigError(
+                f"the store in {self._path} was opened before a fork",
+                remedy="Start processes with spawn, or open the store after the fork only.",
+            )
         mine, wanted = self._settings, settings
         if (mine.durability, mine.map_bytes) != (wanted.durability, wanted.map_bytes):
             raise ConfigError(
@@ -139,7 +145,7 @@ class LmdbEngine:
 
     def _check_process(self) -> None:
         if self.pid != os.getpid():
-            raise StoreError("the store was opened before a fork", remedy="Open it in each process.")
+            raise StoreError("the store was opened before a fork", remedy="Start processes with spawn.")
 
     def _commit(self, batch: list[Operation]) -> None:
         if len(batch) == 1 or not self._commit_together(batch):
@@ -208,9 +214,11 @@ class LmdbEngine:
                 limit=f"store.map_bytes={self._settings.map_bytes}",
                 remedy="Nothing was lost; it goes on once the learner commits. Or raise store.map_bytes.",
             )
-        if isinstance(error, lmdb.DiskError) or "too large" in str(error) or "No space" in str(error):
+        # lmdb reports a short write, which is how a disk becomes full, as an input/output error.
+        if isinstance(error, lmdb.DiskError) or str(error).endswith(_WRITE_FAILURES):
             return StoreError(
-                f"the disk of the store in {self._path} is full",
+                f"the disk of the store in {self._path} is full, or fails: {error}",
+                got=f"{shutil.disk_usage(self._path).free} bytes free",
                 remedy="Free space on it; nothing was lost, the call can be made again.",
             )
         return StoreError(f"the store in {self._path} failed: {error}")

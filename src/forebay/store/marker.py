@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import struct
@@ -88,10 +89,11 @@ def _write(path: Path, marker: Marker) -> None:
             pass
         finally:
             part.unlink()
-    except PermissionError as error:
-        raise ConfigError(f"cannot write to store.path {path}", remedy="Choose another path.") from error
     except OSError as error:
-        raise StoreError(f"cannot make a store in {path}: {error.strerror}") from error
+        what = f"cannot make a store in {path}: {error.strerror}"
+        if error.errno == errno.ENOSPC:
+            raise StoreError(what, remedy="Free space on its disk.") from error
+        raise ConfigError(what, remedy="Choose another path.") from error
 
 
 def _looks_like_lmdb(data: Path) -> bool:

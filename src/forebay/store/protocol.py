@@ -217,8 +217,8 @@ class TrajectorySink(Protocol):
         reservation is stored and counted as `oversize`: refusing finished work frees nothing.
 
         Raises:
-            RefusedError: The trajectory does not belong to the slot (counted as `rejected.foreign`), or exceeds
-                `store.max_trajectory_bytes` (`rejected.too_large`); trying again does not help.
+            RefusedError: The trajectory does not belong to the slot (counted as `rejected.foreign`), or
+                exceeds `store.max_trajectory_bytes` (`rejected.too_large`); trying again does not help.
             StoreError: The disk or the store's file is full; it was not stored, and may be tried again.
         """
         ...
@@ -304,8 +304,8 @@ class TrajectorySource(Protocol):
 
         The first learner of a store begins incarnation 0 without a fork; each later one adds a fork at
         `step`. `published` becomes `step` of the new incarnation, or the last published version if that is
-        earlier. Groups recorded after `step` stay recorded, and outstanding, until their replay is published: a resume
-        never grants credit twice. Open groups get their whole deadline again.
+        earlier. Groups recorded after `step` stay recorded, and outstanding, until their replay is
+        published: a resume never grants credit twice. Open groups get their whole deadline again.
 
         Raises:
             StoreError: What was consumed after `step` is already forgotten.

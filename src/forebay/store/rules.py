@@ -42,6 +42,7 @@ class RuleStore:
 
     def __init__(self, engine: Engine, settings: StoreSettings, run_id: str, clock: Clock) -> None:
         self._transactions = Transactions(engine, settings, run_id, clock)
+        self._closed = False
         self._read, self._write = self._transactions.read, self._transactions.write
 
     def claim(self, max_slots: int, *, ttl_s: float, actor: str, version: PolicyVersion) -> tuple[Slot, ...]:
@@ -140,4 +141,6 @@ class RuleStore:
 
     def close(self) -> None:
         """Release the engine."""
-        self._transactions.engine.close()
+        if not self._closed:
+            self._closed = True
+            self._transactions.engine.close()

@@ -1,4 +1,4 @@
-"""Fakes with real behavior for the actor's tests: a virtual event loop, a scripted generator, a store with groups."""
+"""Fakes with real behavior: a virtual event loop, a scripted generator, a store with groups."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from forebay.envs.calculator import Calculator, parse_expression
 from forebay.envs.protocol import Action, Observation, Outcome
 from forebay.envs.registry import EnvironmentKind
 from forebay.envs.settings import EnvironmentSettings
-from forebay.errors import GenerationError
+from forebay.errors import ForebayError, GenerationError
 from forebay.generation.protocol import BadRequestError, Completion, GenerationRequest, GeneratorInfo
+from forebay.staleness import Choice
 from forebay.store import GroupSpec, StoreSettings, TakenGroup, open_store
 from forebay.store.rules import RuleStore
-from forebay.staleness import Choice
 from forebay.trajectory import PolicyVersion, Task, VersionSpan
 
 T = TypeVar("T")
 EPOCH_S = 1e9
 CHAT = small_chat()
+ORIGIN = PolicyVersion(0, 0)
 
 
 class _JumpingSelector(selectors.DefaultSelector):
@@ -63,7 +64,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:
+        except ForebayError as error:
             future.set_exception(error)
         return future
 
@@ -121,7 +122,7 @@ class ScriptedGenerator:
     policy: Policy = solve
     context: int = 128
     delay_s: float = 0.05
-    version: PolicyVersion = PolicyVersion(0, 0)
+    version: PolicyVersion = ORIGIN
     down: bool = False
     cut_logprobs: bool = False
     served_version: PolicyVersion | None = None
@@ -135,7 +136,9 @@ class ScriptedGenerator:
         if self.down:
             raise GenerationError("connection refused")
         if len(request.prompt) + request.max_tokens > self.context:
-            raise BadRequestError("too long", got=len(request.prompt) + request.max_tokens, limit=self.context)
+            raise BadRequestError(
+                "too long", got=len(request.prompt) + request.max_tokens, limit=self.context
+            )
         self.requests.append(request)
         waited_s = 0.0
         while self.served_version is None and self.version < request.min_version:
@@ -212,7 +215,7 @@ def group(
     size: int = 4,
     minimum: int | None = None,
     deadline_s: float = 300.0,
-    min_version: PolicyVersion = PolicyVersion(0, 0),
+    min_version: PolicyVersion = ORIGIN,
 ) -> GroupSpec:
     return GroupSpec(
         group_id=f"g{serial}",
@@ -287,5 +290,3 @@ class Scripted:
     async def close(self) -> None:
         if self._close:
             await self._close()
-
-

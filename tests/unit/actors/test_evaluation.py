@@ -24,7 +24,9 @@ from tests.unit.actors.support import (
 TASKS = [calculator_task(f"{i}+1", task_id=f"t{i}") for i in range(10)]
 
 
-async def run(generator: ScriptedGenerator, make: Any, *, seed: int = 0, concurrency: int = 4) -> EvaluationReport:
+async def run(
+    generator: ScriptedGenerator, make: Any, *, seed: int = 0, concurrency: int = 4
+) -> EvaluationReport:
     used = kind(make)
     runner = EpisodeRunner(
         generator=generator,

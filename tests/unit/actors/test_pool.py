@@ -157,7 +157,9 @@ def test_an_environment_that_ignores_cancellation_is_left_alone() -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize("fault", [ValueError("broken"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+@pytest.mark.parametrize(
+    "fault", [ValueError("broken"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()]
+)
 def test_a_crashing_environment_costs_only_its_own_slot(fault: BaseException) -> None:
     async def main() -> None:
         async def crash(action: Action) -> Outcome:
@@ -213,7 +215,9 @@ def test_c40_a_prompt_that_never_fits_is_dropped_and_the_run_goes_on() -> None:
     async def main() -> None:
         long = calculator_task("+".join(["123456"] * 6), task_id="long")
         generator = ScriptedGenerator(policy=lambda p: "#42", context=32)
-        store = make_store([group(0, long, size=2), *[group(i, calculator_task("40+2")) for i in range(1, 11)]])
+        store = make_store(
+            [group(0, long, size=2), *[group(i, calculator_task("40+2")) for i in range(1, 11)]]
+        )
         pool = make_pool(store, generator)
         await run_until(pool, lambda: store.stats().settled_groups == 10)
         assert store.stats().counters["errors.context"] == 6  # 2 members x 3 attempts
@@ -382,6 +386,22 @@ def test_a_store_that_stays_broken_ends_the_process_with_the_cause() -> None:
 
     with pytest.raises(PeerFailedError, match=r"store keeps failing: the disk is full"):
         run_virtual(main())
+
+
+def test_a_broken_store_does_not_hide_or_delay_the_cause_at_the_end() -> None:
+    class Broken(Braking):
+        def release_slot(self, slot: Slot) -> None:
+            raise StoreError("the disk is full")
+
+    async def main() -> float:
+        generator = ScriptedGenerator(policy=lambda p: "#42" if "40+2" in p else solve(p))
+        store = make_store([group(0, calculator_task("40+2"), size=1), group(1, calculator_task("1+1+1+1"))])
+        pool = make_pool(Broken(store, 10**9), generator, peer_patience_s=3.0)
+        with pytest.raises(PeerFailedError, match=r"store keeps failing: the disk is full"):
+            await pool.run()
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) < 10.0
 
 
 def test_an_episode_ends_before_its_group_does() -> None:

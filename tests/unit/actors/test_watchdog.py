@@ -40,9 +40,7 @@ def test_a_loop_that_stays_blocked_is_fatal() -> None:
     fatal = threading.Event()
 
     async def main() -> None:
-        watchdog = LoopWatchdog(
-            asyncio.get_running_loop(), 0.05, 0.2, on_fatal=lambda blockage: fatal.set()
-        )
+        watchdog = LoopWatchdog(asyncio.get_running_loop(), 0.05, 0.2, on_fatal=lambda blockage: fatal.set())
         watchdog.start()
         assert fatal.wait(HANG_S)
         watchdog.stop()

@@ -54,7 +54,9 @@ def test_c01_the_published_case() -> None:
     builder = SequenceBuilder(Sampling())
     builder.add_prompt(ids(5))
     builder.add_completion(
-        Sampled(ids(2, 3, 1), np.array([-1.672649, -1.290881, -1.645927], np.float32), (VersionSpan(3, V0, V0),)),
+        Sampled(
+            ids(2, 3, 1), np.array([-1.672649, -1.290881, -1.645927], np.float32), (VersionSpan(3, V0, V0),)
+        ),
         0,
     )
     (sequence,) = builder.build()
@@ -107,7 +109,10 @@ def test_c04_a_template_that_strips_thinking_forks_at_the_next_question() -> Non
     assert conversation.branches == 0  # the template keeps thinking within a turn of tools
     conversation.act(sampled(thought), 1)
     following = conversation.observe([Message("user", "r")])
-    assert chat.decode(following) == "<bos><user>q<end><assistant>d<end><tool>t<end><assistant>d<end><user>r<end><assistant>"
+    assert (
+        chat.decode(following)
+        == "<bos><user>q<end><assistant>d<end><tool>t<end><assistant>d<end><user>r<end><assistant>"
+    )
     assert conversation.branches == 1
     conversation.act(sampled(thought), 2)
     sequences = conversation.sequences()
@@ -130,7 +135,9 @@ def test_c08_a_turn_that_was_cut_is_closed_by_a_token_that_is_not_trained() -> N
     conversation = Conversation(chat, Sampling())
     prompt = conversation.observe([Message("user", "1")])
     conversation.act(sampled(chat.encode("23").tolist()), 0)
-    assert chat.decode(conversation.observe([Message("tool", "4")])).endswith("23<end><tool>4<end><assistant>")
+    assert chat.decode(conversation.observe([Message("tool", "4")])).endswith(
+        "23<end><tool>4<end><assistant>"
+    )
     conversation.act(sampled([*chat.encode("5"), 2]), 1)
     (sequence,) = conversation.sequences()
     assert sequence.action_spans == (

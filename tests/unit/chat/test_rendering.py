@@ -11,8 +11,8 @@ from forebay.errors import ModelError
 from tests.unit.chat.tokenizers_for_tests import PLAIN, merging_tokenizer
 
 CHATML = (
-    "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<assistant>' }}\n{{ m.content | trim }}<end>\n"
-    "{% endfor %}{% if add_generation_prompt %}<assistant>\n{% endif %}"
+    "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<assistant>' }}\n"
+    "{{ m.content | trim }}<end>\n{% endfor %}{% if add_generation_prompt %}<assistant>\n{% endif %}"
 )
 
 
@@ -94,7 +94,7 @@ def test_padding_and_truncation_of_the_tokenizer_file_are_ignored() -> None:
     ("files", "message"),
     [
         ({}, "no tokenizer.json in"),
-        ({"tokenizer.json": "{"}, "tokenizer.json does not load"),
+        ({"tokenizer.json": "{", "chat_template.jinja": PLAIN}, "tokenizer.json does not load"),
         ({"tokenizer.json": small_tokenizer().to_str()}, "no chat template in"),
         (
             {"tokenizer.json": small_tokenizer().to_str(), "tokenizer_config.json": "[]"},

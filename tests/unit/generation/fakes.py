@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -77,6 +78,19 @@ class FakeExecutor:
 
     def restore(self, row: Any, slot: int) -> None:
         self.cache[slot] = list(row)
+
+
+class Gated(FakeExecutor):
+    """Decodes only while the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 4096)
+        self.gate, self.entered = threading.Event(), threading.Event()
+
+    def decode(self, batch: Any) -> Any:
+        self.entered.set()
+        assert self.gate.wait(60)
+        return super().decode(batch)
 
 
 def expected_tokens(prompt: Sequence[int], count: int, weights: Any = "w0", seed: int = 0) -> list[int]:

@@ -264,7 +264,13 @@ def test_bytes_that_are_no_request_are_refused(data: bytes) -> None:
 def test_neutral_parameters_and_foreign_fields_are_accepted() -> None:
     got = decode_request(
         body(
-            sampling_params={"presence_penalty": 0.0, "n": 1, "stop": [], "top_k": -1, "skip_special_tokens": True},
+            sampling_params={
+                "presence_penalty": 0.0,
+                "n": 1,
+                "stop": [],
+                "top_k": -1,
+                "skip_special_tokens": True,
+            },
             model="policy",
             cache_salt="s",
         ),

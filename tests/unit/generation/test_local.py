@@ -14,7 +14,7 @@ from forebay.generation.local import LocalGenerator
 from forebay.generation.protocol import GeneratorInfo, OverloadedError
 from forebay.generation.scheduler import Scheduler
 from forebay.generation.settings import GeneratorSettings
-from tests.unit.generation.fakes import FakeExecutor, expected_tokens, request, version
+from tests.unit.generation.fakes import FakeExecutor, Gated, expected_tokens, request, version
 
 SETTINGS = GeneratorSettings(slots=2, context=4096, prefill_chunks=(8,))
 INFO = GeneratorInfo(version=version(0), context=4096, vocabulary=50, slots=2)
@@ -41,19 +41,6 @@ async def running(executor: FakeExecutor, **fields: Any) -> AsyncIterator[LocalG
 
 def executor() -> FakeExecutor:
     return FakeExecutor(2, 4096)
-
-
-class Gated(FakeExecutor):
-    """Decodes only while the gate is open."""
-
-    def __init__(self) -> None:
-        super().__init__(2, 4096)
-        self.gate, self.entered = threading.Event(), threading.Event()
-
-    def decode(self, batch: Any) -> Any:
-        self.entered.set()
-        assert self.gate.wait(60)
-        return super().decode(batch)
 
 
 def test_requests_from_a_loop_are_served_by_the_thread() -> None:
@@ -113,6 +100,27 @@ def test_weights_arrive_between_blocks() -> None:
                 (2, 1),
             ]
             assert (await generator.info()).version == version(1)
+
+    asyncio.run(scenario())
+
+
+def test_weights_that_arrive_while_it_loads_are_not_lost() -> None:
+    async def scenario() -> None:
+        gate = threading.Event()
+
+        def build() -> Scheduler:
+            assert gate.wait(60)
+            return Scheduler(executor(), SETTINGS, version(0), SystemClock())
+
+        generator = LocalGenerator(build, INFO)
+        generator.start()
+        generator.load(version(1), "w1")
+        gate.set()
+        while generator.state == "starting":
+            await asyncio.sleep(0.001)
+        completion = await generator.generate(request("a", [1, 2], min_version=version(1)))
+        assert completion.tokens.tolist() == expected_tokens([1, 2], 4, "w1")
+        await generator.close()
 
     asyncio.run(scenario())
 

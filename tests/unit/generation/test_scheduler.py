@@ -304,7 +304,7 @@ def test_long_prompt_leaves_turns_to_decoding() -> None:
 
 
 def test_any_interleaving_samples_what_a_fresh_cache_would(bench: Bench) -> None:
-    """Many episodes of several turns over few slots and a small pool: every turn is that of the model alone."""
+    """Many episodes of several turns over few slots and a small pool: each turn is the model's own."""
     bench = Bench(slots=3, parked_episodes=2, shared_prefixes=2)
     rng = np.random.default_rng(7)
     prompts = {f"e{number}": [1, 2, 3, 4, 5, number] for number in range(8)}

@@ -57,7 +57,7 @@ def make_trajectory(
     run_id: str = RUN,
     finish: str = "terminated",
 ) -> Trajectory:
-    """A trajectory for a slot: half of its tokens are actions, all by one version; None for no action at all."""
+    """A trajectory for a slot: half its tokens are actions, by one version; None for no action at all."""
     num_actions = 0 if version is None else num_tokens // 2
     branch = Branch(
         tokens=np.arange(num_tokens, dtype=np.int32),
@@ -100,7 +100,9 @@ def oldest_first(num_groups: int) -> Chooser:
     return choose
 
 
-def make_entry(step: int, group_ids: Sequence[str], *, incarnation: int = 0, digest: str = "") -> JournalEntry:
+def make_entry(
+    step: int, group_ids: Sequence[str], *, incarnation: int = 0, digest: str = ""
+) -> JournalEntry:
     return JournalEntry(
         step=step,
         now=PolicyVersion(incarnation, step - 1),

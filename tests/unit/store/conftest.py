@@ -19,7 +19,12 @@ ENGINES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "lmdb-fsync": lambda path: {"engine": "lmdb", "path": path / "store"},
     "lmdb-os": lambda path: {"engine": "lmdb", "path": path / "store", "durability": "os"},
     # Every payload is larger than the limit, so that the whole suite also runs on side files.
-    "lmdb-side-files": lambda path: {"engine": "lmdb", "path": path / "store", "durability": "os", "side_file_bytes": 0},
+    "lmdb-side-files": lambda path: {
+        "engine": "lmdb",
+        "path": path / "store",
+        "durability": "os",
+        "side_file_bytes": 0,
+    },
 }
 
 OpenStore = Callable[..., RuleStore]

@@ -1,0 +1,83 @@
+"""Tiny training runs that the numeric tests compare with one another."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from forebay.batching.rows import TrainRows
+from forebay.learner.optimizer import OptimizerSettings
+from forebay.learner.programs import TrainPrograms
+from forebay.learner.train_step import TrainState, snapshot
+from forebay.models.settings import ComputeSettings, MeshSettings
+from forebay.models.sharding import make_mesh
+from forebay.objectives import ObjectiveSettings
+from forebay.objectives.build import build_objective
+from tests.unit.models import tiny
+
+LENGTHS = [[8, 10], [24], [5, 5, 5, 5], [11, 7]]
+WIDTH = 24
+ROWS = tiny.train_rows(LENGTHS, WIDTH)
+DENOMINATOR = float(ROWS.loss_mask.sum())
+OPTIMIZER = OptimizerSettings(learning_rate=1e-2, warmup_steps=2, weight_decay=0.1, max_gradient_norm=0.5)
+
+
+@functools.cache
+def programs(
+    mesh: MeshSettings = MeshSettings(),
+    compute: ComputeSettings = ComputeSettings(loss_chunk_tokens=16),
+    objective: ObjectiveSettings = ObjectiveSettings(entropy_coef=0.01),
+    shapes: tuple[tuple[int, int], ...] = ((4, WIDTH),),
+) -> TrainPrograms:
+    """Return compiled programs; one set per settings and test session."""
+    built = TrainPrograms(tiny.CONFIG, make_mesh(mesh), OPTIMIZER, build_objective(objective), compute)
+    built.warm_up(shapes, recompute=True)
+    return built
+
+
+def take_steps(built: TrainPrograms, state: TrainState, batches: list[list[TrainRows]]) -> tuple[TrainState, list[Any]]:
+    """Take one optimizer step per batch of micro-batches; return the state and the steps' stats."""
+    accumulator, stats = built.zeros(), []
+    for batch in batches:
+        for rows in batch:
+            accumulator = built.accumulate(state.params, accumulator, built.place(rows), DENOMINATOR)
+        state, accumulator, done = built.apply(state, accumulator)
+        stats.append(jax.device_get(done))
+    return state, stats
+
+
+def batches(count: int) -> list[list[TrainRows]]:
+    """Return batches of one micro-batch each, all different."""
+    return [[tiny.train_rows(LENGTHS, WIDTH, seed)] for seed in range(count)]
+
+
+def digest(tree: Any) -> str:
+    """Return a hash of every bit of a tree."""
+    content = hashlib.sha256()
+    for leaf in jax.tree.leaves(snapshot(tree)):
+        content.update(np.ascontiguousarray(leaf).tobytes())
+    return content.hexdigest()
+
+
+def relative_error(got: Any, expected: Any) -> float:
+    """Return the largest difference of two trees, each leaf relative to its largest value."""
+
+    def error(a: np.ndarray, b: np.ndarray) -> float:
+        return float(np.abs(np.subtract(a, b, dtype=np.float64)).max() / max(np.abs(b).max(), 1e-30))
+
+    return max(jax.tree.leaves(jax.tree.map(error, snapshot(got), snapshot(expected))))
+
+
+def main() -> None:
+    """Train three steps and print the hash of the state; run in a fresh process."""
+    built = programs()
+    state, _ = take_steps(built, built.init_state(tiny.params()), batches(3))
+    print(digest(state))
+
+
+if __name__ == "__main__":
+    main()

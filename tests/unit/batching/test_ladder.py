@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from forebay.batching.ladder import bucket_lengths, bucket_of, build_ladder, measured_ladder
+from forebay.batching.packing import Bucket, plan_packing
+from forebay.batching.settings import BatchingSettings
+from forebay.errors import ConfigError
+from tests.unit.batching.records import EXPECTED
+
+CASE = EXPECTED["C48"]["expect"]
+LENGTHS = [(37 * i) % 300 + 5 for i in range(200)]
+
+
+def test_c48_bucket_lengths_end_at_the_odd_maximum() -> None:
+    lengths = bucket_lengths(317, 16)
+    assert list(lengths) == CASE["buckets"]
+    assert {int(n): bucket for n, bucket in CASE["bucket_of"].items()} == {
+        n: bucket_of(n, lengths) for n in (1, 16, 17, 256, 257, 300, 317)
+    }
+    with pytest.raises(ConfigError, match=r"got 318 tokens, limit 317"):
+        bucket_of(318, lengths)
+
+
+def test_c48_useful_share_of_buckets_and_of_padding_to_the_maximum() -> None:
+    lengths = bucket_lengths(317, 16)
+    assert sum(LENGTHS) == CASE["tokens"]
+    in_buckets = sum(bucket_of(n, lengths) for n in LENGTHS)
+    assert sum(LENGTHS) / in_buckets == pytest.approx(CASE["useful_fraction_pow2_buckets"], abs=1e-6)
+    assert sum(LENGTHS) / (317 * 200) == pytest.approx(CASE["useful_fraction_pad_to_max"], abs=1e-6)
+
+
+def test_c48_an_odd_maximum_makes_no_unplanned_shape() -> None:
+    ladder = build_ladder(BatchingSettings(max_length=317, rows=4, max_programs=6))
+    assert len(ladder) <= CASE["compiled_shapes_at_most"]
+    packing = plan_packing(LENGTHS, ladder)
+    assert set(packing.buckets) <= set(ladder)
+    assert max(bucket.length for bucket in packing.buckets) == 317
+
+
+def test_rows_are_halved_down_to_what_the_devices_need() -> None:
+    ladder = build_ladder(BatchingSettings(rows=12, max_length=64, max_programs=8), row_multiple=4)
+    assert ladder[:2] == (Bucket(12, 64), Bucket(4, 64))
+    assert all(bucket.rows % 4 == 0 for bucket in ladder)
+    assert len(ladder) <= 8
+    with pytest.raises(ConfigError, match=r"got 12 rows, limit a multiple of 8"):
+        build_ladder(BatchingSettings(rows=12, max_length=64), row_multiple=8)
+
+
+@pytest.mark.parametrize("max_programs", [1, 2, 3, 8])
+def test_the_budget_of_programs_holds_and_the_largest_shape_is_there(max_programs: int) -> None:
+    ladder = build_ladder(BatchingSettings(rows=4, max_length=512, max_programs=max_programs))
+    assert len(ladder) == max_programs
+    assert ladder[0] == Bucket(4, 512)
+
+
+def test_configured_buckets_are_used_as_they_are() -> None:
+    settings = BatchingSettings(max_length=64, buckets=((1, 64), (8, 32)))
+    assert build_ladder(settings) == (Bucket(8, 32), Bucket(1, 64))
+    with pytest.raises(ConfigError, match="got 1 rows"):
+        build_ladder(settings, row_multiple=2)
+
+
+def test_a_measured_ladder_wastes_less_than_the_parts_of_one() -> None:
+    settings = BatchingSettings(rows=4, max_length=512, max_programs=4)
+    # Every sequence needs 300 of 512 tokens: no two share a row.
+    batches = [[300] * 10, [300] * 13]
+    measured = measured_ladder(batches, settings)
+    assert len(measured) <= 4
+    assert measured[0] == Bucket(4, 512)
+    plain = sum(plan_packing(lengths, build_ladder(settings)).num_slots for lengths in batches)
+    slots = sum(plan_packing(lengths, measured).num_slots for lengths in batches)
+    # The nearest eighth of 512 above 300 is 320.
+    assert slots == 320 * 23 < plain
+    assert build_ladder(settings.model_copy(update={"buckets": tuple(measured)})) == measured

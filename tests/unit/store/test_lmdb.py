@@ -1,0 +1,165 @@
+"""What only the lmdb engine has: a file that fills, sharing within a process, frames that rot on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.clock import ManualClock
+from forebay.errors import ConfigError, StoreError
+from forebay.store import Slot, StoreSettings, count_lost, open_store
+from forebay.store.records import payload_key
+from forebay.store.rules import RuleStore
+from forebay.trajectory import PolicyVersion
+from tests.unit.store.builders import FIRST, RUN, make_entry, make_spec, make_trajectory, oldest_first
+
+MIB = 1 << 20
+
+
+def open_at(path: Path, **settings: Any) -> RuleStore:
+    return open_store(StoreSettings(path=path, durability="os", **settings), RUN, ManualClock(1000.0))
+
+
+def claim(store: RuleStore, num: int = 1000) -> tuple[Slot, ...]:
+    return store.claim(num, ttl_s=100.0, actor="actor", version=FIRST)
+
+
+def test_c85_reopened_with_other_capacities_obeys_the_new_ones(tmp_path: Path) -> None:
+    store = open_at(tmp_path, capacity_groups=8)
+    specs = [make_spec(i) for i in range(64)]
+    assert store.dispatch(specs, incarnation=0) == 8
+    store.close()
+    store = open_at(tmp_path, capacity_groups=64)
+    assert store.dispatch(specs, incarnation=0) == 64
+    store.close()
+
+
+def test_everything_survives_a_reopening(tmp_path: Path) -> None:
+    store = open_at(tmp_path)
+    store.rewind(0)
+    store.dispatch([make_spec(i) for i in range(3)], incarnation=0)
+    slots = claim(store, 5)
+    for slot in slots[:4]:
+        store.put(make_trajectory(slot), slot)
+    taken, _ = store.take(incarnation=0, choose=oldest_first(1), timeout_s=0.0)
+    entry = make_entry(1, [taken[0].spec.group_id])
+    store.record(entry, incarnation=0)
+    before = store.stats()
+    store.close()
+    store = open_at(tmp_path)
+    assert store.stats() == before
+    assert store.heartbeat(slots[4:], ttl_s=10.0) == ()
+    assert store.rewind(0).journal == (entry,)
+    store.close()
+
+
+def test_a_full_file_brakes_until_the_learner_commits(tmp_path: Path) -> None:
+    store = open_at(tmp_path, map_bytes=2 * MIB, capacity_bytes=MIB, retained_capacity_bytes=MIB)
+    store.dispatch([make_spec(i, group_size=1) for i in range(100)], incarnation=0)
+    slots = list(claim(store))
+    accepted = 0
+    step = 0
+    for slot in slots:
+        trajectory = make_trajectory(slot, num_tokens=16_000)
+        try:
+            store.put(trajectory, slot)
+        except StoreError as error:
+            assert "is full (got no free page, limit store.map_bytes=2097152)" in str(error)
+            assert accepted > 10
+            with pytest.raises(StoreError, match="is full"):
+                store.put(trajectory, slot)
+            assert store.stats().settled_groups + step == accepted
+            # All that frees space still works, on the fullest of files.
+            while len(taken := store.take(incarnation=0, choose=oldest_first(1), timeout_s=0.0)[0]) == 1:
+                step += 1
+                store.record(make_entry(step, [taken[0].spec.group_id]), incarnation=0)
+                store.publish(PolicyVersion(0, step), incarnation=0)
+                store.commit(step, incarnation=0)
+            assert store.put(trajectory, slot) == "accepted"
+        accepted += 1
+    assert accepted == 100
+    assert step > 10
+    assert count_lost(store.stats()) == 0
+    assert store.audit() == ()
+    assert (tmp_path / "data.mdb").stat().st_size <= 2 * MIB + 256 * 1024
+    store.close()
+
+
+def test_one_environment_serves_a_whole_process(tmp_path: Path) -> None:
+    first, second = open_at(tmp_path), open_at(tmp_path, capacity_groups=8)
+    first.dispatch([make_spec(0)], incarnation=0)
+    assert [slot.group_id for slot in claim(second)] == ["g0", "g0"]
+    first.close()
+    first.close()
+    assert second.stats().leased_slots == 2
+    second.close()
+    with pytest.raises(StoreError, match="the store is closed"):
+        second.stats()
+    with pytest.raises(StoreError, match="the store is closed"):
+        second.rewind(0)
+
+
+def test_one_process_has_one_durability(tmp_path: Path) -> None:
+    store = open_at(tmp_path)
+    with pytest.raises(ConfigError, match=r"one durability .*got fsync, \d+, limit os, "):
+        open_store(StoreSettings(path=tmp_path, durability="fsync"), RUN)
+    store.close()
+    open_store(StoreSettings(path=tmp_path, durability="fsync"), RUN).close()
+
+
+@pytest.mark.parametrize("side_file_bytes", [MIB, 0])
+def test_c75_a_frame_that_rots_on_disk_is_set_aside_and_the_run_goes_on(
+    tmp_path: Path, side_file_bytes: int
+) -> None:
+    store = open_at(tmp_path, side_file_bytes=side_file_bytes)
+    store.dispatch(
+        [make_spec(0, min_group_size=1), make_spec(1, min_group_size=2), make_spec(2)], incarnation=0
+    )
+    for slot in claim(store):
+        store.put(make_trajectory(slot), slot)
+    for group_id in ("g0", "g1"):
+        spoil(tmp_path, store, group_id, member=1)
+    with pytest.raises(StoreError, match=r"member 1 of group g0 cannot be read back: frame"):
+        store.read_group("g0")
+    taken, _ = store.take(incarnation=0, choose=oldest_first(2), timeout_s=0.0)
+    assert [(g.spec.group_id, [t.member for t in g.trajectories]) for g in taken] == [
+        ("g0", [0]),
+        ("g2", [0, 1]),
+    ]
+    stats = store.stats()
+    assert (stats.counters["trajectories.rejected.corrupt"], stats.counters["dropped.corrupt"]) == (3, 1)
+    assert count_lost(stats) == 0
+    assert store.audit() == ()
+    store.close()
+
+
+def spoil(path: Path, store: RuleStore, group_id: str, member: int) -> None:
+    """Flip bits of a stored frame, wherever it lies."""
+    engine = store._transactions.engine
+    frames = {p: p.read_bytes() for p in (path / "payloads").iterdir()}
+    key = payload_key(group_id, member)
+    inside = engine.read(lambda txn: txn.get(key))
+    if inside is not None:
+        engine.write(lambda txn: txn.put(key, inside[:-70] + bytes(70)), grows=True)
+        return
+    wanted = f'"{group_id}",2,{member},'.encode()
+    for file, frame in frames.items():
+        if wanted in frame:
+            file.write_bytes(frame[:-70] + bytes(70))
+
+
+def test_side_files_of_a_late_or_refused_put_are_removed(tmp_path: Path) -> None:
+    store = open_at(tmp_path, side_file_bytes=0)
+    store.dispatch([make_spec(0)], incarnation=0)
+    slot = claim(store)[0]
+    store.put(make_trajectory(slot, name="a"), slot)
+    store.put(make_trajectory(slot, name="b"), slot)
+    assert len(list((tmp_path / "payloads").iterdir())) == 1
+    store.close()
+
+
+def test_memory_that_cannot_be_mapped_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot open the store .* lower store\.map_bytes"):
+        open_at(tmp_path, map_bytes=1 << 60)
