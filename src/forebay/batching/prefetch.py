@@ -155,7 +155,7 @@ class Prefetcher(Generic[Item]):
                 self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        return self._stopping.is_set() or len(self._ready) < self._depth + 1
+        return self._stopping.is_set() or len(self._ready) < self._depth + self._asking
 
     def _ended(self, _: Future[None]) -> None:
         with self._changed:

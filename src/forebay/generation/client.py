@@ -188,8 +188,10 @@ class HttpGenerator:
         """
         give_up_s = self._clock.monotonic_s() + timeout_s
         while True:
+            left_s = give_up_s - self._clock.monotonic_s()
             try:
-                await self._connection.request("GET", records.HEALTH_PATH)
+                limit_s = max(min(left_s, self._settings.unresponsive_s), _MIN_PING_S)
+                await self._connection.request("GET", records.HEALTH_PATH, timeout_s=limit_s)
                 return
             except (UnreachableError, OverloadedError) as error:
                 if self._clock.monotonic_s() >= give_up_s:

@@ -173,3 +173,9 @@ def test_the_digest_is_the_same_in_another_process() -> None:
     )
     assert found.stdout.strip() == digest
     assert len(trained_tokens(batch_of(group(trajectory(answer(9)))))) == 8
+
+
+def test_an_episode_that_ended_before_its_first_token_is_not_discarded_but_counts_in_the_baseline() -> None:
+    batch = batch_of(group(trajectory(reward=0.0), trajectory(answer(2), reward=1.0)))
+    assert (batch.stats.trajectories, batch.stats.discarded, batch.stats.branches) == (2, 0, 0)
+    assert flat(batch).advantages.max() == 0.5
