@@ -36,9 +36,7 @@ def logits(model: Model, compute: ComputeSettings = ComputeSettings()) -> np.nda
 
     @jax.jit
     def run(params: dict[str, Any], tokens: jax.Array) -> jax.Array:
-        hidden = forward(
-            params, config, tokens, jnp.ones_like(tokens), jnp.arange(24)[None], compute=compute
-        )
+        hidden = forward(params, config, tokens, jnp.ones_like(tokens), jnp.arange(24)[None], compute=compute)
         return output_logits(hidden, output_table(params, hidden.dtype), config)
 
     return np.asarray(run(params, jnp.array([PROBE])))[0]
@@ -55,9 +53,11 @@ def prefilled(model: Model) -> jax.Array:
     )[1][0]
 
 
-def logprobs(model: Model, sequences: list[list[int]], compute: ComputeSettings = ComputeSettings()) -> np.ndarray:
+def logprobs(
+    model: Model, sequences: list[list[int]], compute: ComputeSettings = ComputeSettings()
+) -> np.ndarray:
     config, params = model
-    tokens = jnp.array([sum(sequences, [])])
+    tokens = jnp.array([[token for ids in sequences for token in ids]])
     segments = jnp.array([[number + 1 for number, ids in enumerate(sequences) for _ in ids]])
     positions = jnp.array([[position for ids in sequences for position in range(len(ids))]])
     run = jax.jit(functools.partial(token_logprobs, config=config, compute=compute))

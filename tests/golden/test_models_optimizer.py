@@ -16,7 +16,9 @@ C59 = json.loads((Path(__file__).parent / "expected.json").read_text())["C59"]
 SETTINGS = OptimizerSettings(learning_rate=1e-3, schedule="cosine", warmup_steps=10, decay_until_step=100)
 
 
-def train(weight: jax.Array, state: optax.OptState, gradients: list[float]) -> tuple[jax.Array, optax.OptState]:
+def train(
+    weight: jax.Array, state: optax.OptState, gradients: list[float]
+) -> tuple[jax.Array, optax.OptState]:
     optimizer = make_optimizer(SETTINGS)
     for gradient in gradients:
         updates, state = optimizer.update(jnp.asarray(gradient, weight.dtype), state, weight)
@@ -39,7 +41,9 @@ def test_c59_adam_schedule_and_count_are_exact() -> None:
         np.testing.assert_allclose(end, expected["w_after_6"], atol=1e-12)
         np.testing.assert_allclose(moment(state, "mu"), expected["m"], rtol=1e-8)
         np.testing.assert_allclose(moment(state, "nu"), expected["v"], rtol=1e-8)
-        assert {int(count) for _, count in optax.tree.get_all_with_path(state, "count")} == {expected["count"]}
+        assert {int(count) for _, count in optax.tree.get_all_with_path(state, "count")} == {
+            expected["count"]
+        }
         for step, rate in expected["lr_at"].items():
             np.testing.assert_allclose(make_schedule(SETTINGS)(int(step)), rate, rtol=1e-5)
 

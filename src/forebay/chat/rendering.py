@@ -165,7 +165,8 @@ def _read(path: Path, *, required: bool = True) -> bytes:
         if not required:
             return b""
         raise ModelError(
-            f"no {path.name} in {path.parent}", remedy="Point model.directory at a model directory."
+            f"no {path.name} in {path.parent}",
+            remedy="Point model.path at a directory that has one, or model.tokenizer.",
         )
     if path.stat().st_size > MAX_TOKENIZER_BYTES:
         raise ModelError(f"{path} is too large", got=path.stat().st_size, limit=MAX_TOKENIZER_BYTES)

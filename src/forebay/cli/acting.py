@@ -10,6 +10,7 @@ from forebay.cli.runs import Run
 from forebay.clock import SystemClock
 from forebay.envs.registry import EnvironmentKind, load_environment
 from forebay.generation.pool import connect
+from forebay.generation.settings import ClientSettings
 from forebay.telemetry.metrics import MetricsWriter
 
 
@@ -20,7 +21,7 @@ async def run_actor_process(run: Run, addresses: Sequence[str], name: str) -> No
         PeerFailedError: Store or generator failed for too long.
     """
     clock = SystemClock()
-    generator = connect(list(addresses))
+    generator = connect(addresses, client_settings(run))
     store = run.open_store()
     writer = MetricsWriter(run.layout.logs / f"{name}.jsonl", clock)
 
@@ -45,6 +46,11 @@ async def run_actor_process(run: Run, addresses: Sequence[str], name: str) -> No
         await generator.close()
         store.close()
         writer.close()
+
+
+def client_settings(run: Run) -> ClientSettings:
+    """Return how a run's generators are called: with the token that they ask for."""
+    return ClientSettings(token_env=run.config.generator.token_env)
 
 
 def load_environments(run: Run) -> dict[str, EnvironmentKind]:

@@ -1,4 +1,4 @@
-"""The same work synchronous and decoupled: two runs of one configuration that differ in max_staleness alone."""
+"""The same work synchronous and decoupled: two runs that differ in max_staleness alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from forebay.cli.train import supervise
 from forebay.config import load_config
-from forebay.errors import ConfigError, PeerFailedError
+from forebay.errors import ConfigError
 from forebay.learner.run_directory import RunLayout
 from forebay.telemetry.summary import ComparisonSummary, RunSummary, read_summary, write_summary
 
@@ -40,11 +40,13 @@ _ROWS = (
 )
 
 
-def compare(directory: Path, seconds: float, overrides: Sequence[str] = (), config: Path = CONFIG) -> ComparisonSummary:
+def compare(
+    directory: Path, seconds: float, overrides: Sequence[str] = (), config: Path = CONFIG
+) -> ComparisonSummary:
     """Run both, each for `seconds` of training; write `summary.json`.
 
-    The synchronous run has every episode of its batch in flight at once: with one batch outstanding there is no more
-    concurrency to be had.
+    The synchronous run has every episode of its batch in flight at once: with one batch outstanding there
+    is no more concurrency to be had.
 
     Args:
         directory: Made anew; an earlier comparison there is deleted.
@@ -54,7 +56,8 @@ def compare(directory: Path, seconds: float, overrides: Sequence[str] = (), conf
 
     Raises:
         ConfigError: The directory holds something else than an earlier comparison.
-        PeerFailedError: A run did not end well.
+        Exit: A run ended with this code, and said why.
+        PeerFailedError: A process failed too often.
     """
     _clear(directory)
     summaries = {
@@ -82,14 +85,18 @@ def describe(summary: ComparisonSummary, directory: Path) -> str:
 
 def _run(path: Path, seconds: float, overrides: Sequence[str], config: Path) -> RunSummary:
     settings = load_config(
-        config, (*overrides, f"learner.max_time_s={seconds}", f"learner.steps={_ENDLESS_STEPS}", f"run.name={path.name}")
+        config,
+        (
+            *overrides,
+            f"learner.max_time_s={seconds}",
+            f"learner.steps={_ENDLESS_STEPS}",
+            f"run.name={path.name}",
+        ),
     )
     typer.echo(f"{path.name}: max_staleness {settings.staleness.max_staleness}, {seconds:.0f} s", err=True)
     code = supervise(settings, path)
-    if code == 130:
-        raise KeyboardInterrupt
     if code:
-        raise PeerFailedError(f"the {path.name} run ended with code {code}", remedy=f"See {path / 'logs'}.")
+        raise typer.Exit(code)
     return read_summary(RunLayout(path).summary, RunSummary)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from forebay.config import RunConfig, load_config
-from forebay.config.dump import to_toml
+from forebay.config.dump import json_tree, to_toml
 
 app = typer.Typer(help="Check, show and compare configurations.", no_args_is_help=True)
 
@@ -38,7 +38,7 @@ def diff(first: ConfigPath, second: ConfigPath) -> None:
 
 def differences(first: RunConfig, second: RunConfig) -> list[str]:
     """Return one line for each setting whose values differ, `key: first -> second`."""
-    left, right = _flat(first.model_dump(mode="json")), _flat(second.model_dump(mode="json"))
+    left, right = _flat(json_tree(first)), _flat(json_tree(second))
     keys = dict.fromkeys([*left, *right])
     return [
         f"{key}: {left.get(key, '(absent)')!r} -> {right.get(key, '(absent)')!r}"

@@ -20,7 +20,16 @@ import typer
 from forebay.errors import ForebayError, PeerFailedError
 from forebay.store import StoreSettings, open_store
 
-_PACKAGES = ("forebay", "jax", "jaxlib", "optax", "orbax-checkpoint", "lmdb", "msgspec", "numpy", "tokenizers")
+_PACKAGES = (
+    "forebay",
+    "jax",
+    "jaxlib",
+    "optax",
+    "lmdb",
+    "msgspec",
+    "numpy",
+    "tokenizers",
+)
 _MIN_FREE_BYTES = 2 << 30
 _MIN_OPEN_FILES = 1024
 _JAX_PROBE = "import jax; print(jax.default_backend(), len(jax.devices()), jax.devices()[0].device_kind)"
@@ -53,7 +62,9 @@ def examine(directory: Path) -> Iterator[Finding]:
         yield _package(package)
     yield _probe("jax devices", _jax_devices)
     cores = len(os.sched_getaffinity(0))
-    yield Finding("cores", cores >= 2, f"{cores}" + ("" if cores >= 2 else "; learner and generator will share it"))
+    yield Finding(
+        "cores", cores >= 2, f"{cores}" + ("" if cores >= 2 else "; learner and generator will share it")
+    )
     yield _probe("disk", lambda: _disk(directory))
     yield _probe("store", lambda: _store(directory))
     yield _probe("loopback", _loopback)
@@ -102,7 +113,10 @@ def _store(directory: Path) -> str:
 
 
 def _loopback() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 2.0):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), 2.0),
+    ):
         return "127.0.0.1 accepts connections"
 
 

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.preflight import require_learner_packages
 from forebay.cli.roles import RunPath
-from forebay.cli.runs import join_run
+from forebay.cli.runs import ExportDtype, join_run, write_model_config
 from forebay.errors import ConfigError
 from forebay.trajectory import PolicyVersion
 from forebay.weights.reader import WeightReader
@@ -19,9 +20,11 @@ def export(
     run: RunPath,
     to: Annotated[Path, typer.Option(help="Directory to make.", show_default=False)],
     version: Annotated[int | None, typer.Option(help="Published version; the newest by default.")] = None,
+    dtype: Annotated[ExportDtype, typer.Option(help="Type of the weights.")] = "float32",
 ) -> None:
-    """Write a published version with its configuration and tokenizer, for transformers, vLLM or `model.path`."""
-    from forebay.models.checkpoint_io import write_tensors
+    """Write a published version, its configuration and tokenizer: for transformers, vLLM or `model.path`."""
+    require_learner_packages()
+    from forebay.models.checkpoint_io import cast, write_tensors
 
     if to.exists():
         raise ConfigError(f"{to} exists already", remedy="Choose another directory.")
@@ -30,9 +33,13 @@ def export(
     found, tensors = reader.load(_published(reader, version))
     partial = to.with_name(f".partial-{to.name}")
     shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(joined.model_directory, partial)
-    write_tensors(partial, tensors, max_shard_bytes=5 * 10**9)
-    partial.rename(to)
+    try:
+        shutil.copytree(joined.model_directory, partial)
+        write_model_config(partial, joined.model, dtype)
+        write_tensors(partial, cast(tensors, dtype), max_shard_bytes=5 * 10**9)
+        partial.rename(to)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     typer.echo(f"version {found.version} (incarnation {found.incarnation}) written to {to}")
 
 

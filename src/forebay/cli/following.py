@@ -35,6 +35,4 @@ class Follower:
         if not whole:
             return
         self._offset += len(whole) + 1
-        line = msgspec.json.decode(whole.rpartition(b"\n")[2], type=dict)
-        names = Progress.__dataclass_fields__
-        self._printer.update(Progress(**{name: line.get(name) for name in names}))
+        self._printer.update(msgspec.json.decode(whole.rpartition(b"\n")[2], type=Progress))

@@ -1,9 +1,10 @@
-"""The body of `forebay sft`: demonstrations, batches, and the learner's own programs with a cross-entropy objective."""
+"""The body of `forebay sft`: demonstrations, batches, and the learner's own programs with cross-entropy."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from forebay.batching.ladder import build_ladder
 from forebay.batching.packing import Bucket
 from forebay.batching.supervised import Demonstration, build_supervised_batch, shuffled_batches
 from forebay.chat import Chat, Message, supervised
+from forebay.cli.preflight import check_model_files
 from forebay.cli.runs import builtin_or_path, resolve_model, write_model_files
 from forebay.config import RunConfig
 from forebay.envs.demonstrations import make_demonstrations, read_demonstrations
@@ -21,7 +23,7 @@ from forebay.envs.registry import load_task_sets
 from forebay.errors import ConfigError
 from forebay.learner.programs import TrainPrograms
 from forebay.learner.train_step import snapshot
-from forebay.models.checkpoint_io import load_model, write_tensors
+from forebay.models.checkpoint_io import cast, load_model, write_tensors
 from forebay.models.config import ModelConfig
 from forebay.models.hf import to_hf_tensors
 from forebay.models.params import Params, init_params
@@ -49,16 +51,26 @@ def imitate(config: RunConfig, to: Path) -> None:
     """
     if to.exists():
         raise ConfigError(f"{to} exists already", remedy="Choose another --to.")
+    check_model_files(config)
     model, chat = resolve_model(config)
     examples = demonstrations(config, chat)
     if not examples:
         raise ConfigError("nothing to imitate: the demonstrations hold no assistant message")
     params = train(config, model, initial(config, model), examples)
-    partial = to.with_name(f".partial-{to.name}")
-    write_model_files(partial, config, model)
-    write_tensors(partial, to_hf_tensors(params, model), max_shard_bytes=5 * 10**9)
-    partial.rename(to)
+    write_model(to, config, model, params)
     logger.info("wrote %s: %d parameters", to, model.num_parameters)
+
+
+def write_model(to: Path, config: RunConfig, model: ModelConfig, params: Params) -> None:
+    """Write a model directory; it appears whole or not at all."""
+    dtype = config.supervised.dtype
+    partial = to.with_name(f".partial-{to.name}")
+    try:
+        write_model_files(partial, config, model, dtype)
+        write_tensors(partial, cast(to_hf_tensors(params, model), dtype), max_shard_bytes=5 * 10**9)
+        partial.rename(to)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def demonstrations(config: RunConfig, chat: Chat) -> list[Demonstration]:
@@ -77,13 +89,12 @@ def demonstrations(config: RunConfig, chat: Chat) -> list[Demonstration]:
 def initial(config: RunConfig, model: ModelConfig) -> Params:
     """Return the parameters to begin with: loaded, or drawn from the seed."""
     if config.model.path is None:
-        return jax.device_get(init_params(model, jax.random.key(config.run.seed)))
+        drawn: Params = jax.device_get(init_params(model, jax.random.key(config.run.seed)))
+        return drawn
     return load_model(builtin_or_path(config.model.path), num_real_tokens=model.num_real_tokens)[1]
 
 
-def train(
-    config: RunConfig, model: ModelConfig, params: Params, examples: list[Demonstration]
-) -> Params:
+def train(config: RunConfig, model: ModelConfig, params: Params, examples: list[Demonstration]) -> Params:
     """Return host parameters after `supervised.epochs` passes over the demonstrations."""
     ladder = build_ladder(config.batching, config.mesh.row_multiple)
     programs = TrainPrograms(
@@ -102,7 +113,8 @@ def train(
         state, accumulator, stats = programs.apply(state, accumulator)
         if step % _REPORT_EVERY == 0:
             logger.info("step %d: loss %.4f nats a token", step, summarize(jax.device_get(stats.sums)).loss)
-    return snapshot(state.params)
+    trained: Params = snapshot(state.params)
+    return trained
 
 
 def _conversations(config: RunConfig) -> Iterator[tuple[Message, ...]]:

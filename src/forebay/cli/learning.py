@@ -7,50 +7,43 @@ import logging
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
-import jax
 import msgspec
 
-from forebay.batching.ladder import build_ladder
 from forebay.batching.prefetch import Prefetcher
-from forebay.batching.updates import build_updates
-from forebay.cli.runs import Run, builtin_or_path
+from forebay.cli.learner_parts import (
+    initial_params,
+    make_dispatcher,
+    make_feed,
+    make_parts,
+    weights_digest,
+)
+from forebay.cli.runs import Run
 from forebay.clock import SystemClock
-from forebay.config import RunConfig
-from forebay.envs.registry import load_task_sets
-from forebay.envs.tasks import TaskStream, WeightedTasks
 from forebay.launch.placement import move_thread_to
 from forebay.learner.bare import BareSpeed
 from forebay.learner.checkpoint import Checkpointer
 from forebay.learner.checkpoint_manifest import CheckpointCursor
 from forebay.learner.compiles import CompileCounter
-from forebay.learner.dispatch import Dispatcher
-from forebay.learner.feed import Feed, JournaledBatch, Packer
+from forebay.learner.feed import JournaledBatch
 from forebay.learner.loop import Learner
 from forebay.learner.meter import Meter, summarize_run
-from forebay.learner.programs import TrainPrograms
 from forebay.learner.publishing import Publisher
 from forebay.learner.replay import replay
 from forebay.learner.source import WatchedSource
 from forebay.learner.train_step import TrainState, snapshot
-from forebay.models.checkpoint_io import load_model
 from forebay.models.hf import to_hf_tensors
-from forebay.models.params import Params, init_params
-from forebay.models.sharding import make_mesh
-from forebay.objectives.build import build_objective
-from forebay.objectives.denominators import batch_denominator
-from forebay.objectives.settings import build_advantage
-from forebay.store.protocol import GroupSpec, Rewound
+from forebay.models.params import Params
+from forebay.store.protocol import Rewound
 from forebay.store.rules import RuleStore
+from forebay.telemetry.faults import fault_point
 from forebay.telemetry.metrics import MetricsWriter
 from forebay.telemetry.spans import TimeStrip
 from forebay.telemetry.summary import write_summary
 from forebay.telemetry.watchdog import Watchdog
-from forebay.trajectory import PolicyVersion, Task
+from forebay.trajectory import PolicyVersion
 from forebay.weights.publisher import WeightPublisher
 from forebay.weights.reader import WeightReader
-from forebay.weights.shard import digest_of
 
 logger = logging.getLogger(__name__)
 
@@ -99,13 +92,8 @@ class LearnerSession:
         self.checkpointer = Checkpointer(run.layout.checkpoints, keep=config.learner.keep_checkpoints)
         stack.callback(self.checkpointer.close)
         self.writer = stack.enter_context(MetricsWriter(run.layout.metrics, self.clock))
-        self.mesh = make_mesh(config.mesh)
-        self.ladder = build_ladder(config.batching, config.mesh.row_multiple)
-        self.programs = TrainPrograms(
-            run.model, self.mesh, config.optimizer, build_objective(config.objective), config.compute
-        )
+        self.parts = make_parts(run)
         self.bare = BareSpeed()
-        self.pack: Packer = functools.partial(_pack, config=config, ladder=self.ladder)
         self.last_version = config.learner.steps * config.updates_per_batch
 
     def resume(self) -> None:
@@ -115,11 +103,12 @@ class LearnerSession:
             # So that generators load and compile while this process does.
             self.weights.publish(PolicyVersion(0, 0), to_hf_tensors(initial, self.run.model))
         self._warm_up(initial)
-        restored = self.checkpointer.restore_newest(self.programs.abstract_state)
+        restored = self.checkpointer.restore_newest(self.parts.programs.abstract_state)
         step = restored.cursor.version.version if restored else 0
-        state: TrainState = restored.state if restored else self.programs.init_state(initial)
+        state: TrainState = restored.state if restored else self.parts.programs.init_state(initial)
         rewound = self.store.rewind(step)
         self.incarnation = rewound.incarnation
+        fault_point("rewound", step)
         self.meter = Meter(
             self.writer,
             self.strip,
@@ -129,6 +118,7 @@ class LearnerSession:
             self.config.learner.warmup_steps,
         )
         self.learner = self._make_learner(state, PolicyVersion(rewound.incarnation, step))
+        self.compiles.mark_warm()
         self._replay(rewound)
         if self.incarnation or self.learner.version.version:
             self.learner.publish()
@@ -136,7 +126,7 @@ class LearnerSession:
     def train(self) -> None:
         """Train until the run is done or a stop is asked for."""
         with ExitStack() as stack:
-            self.dispatcher = self._make_dispatcher()
+            self.dispatcher = make_dispatcher(self.config, self.store, self.incarnation, self.last_version)
             self.dispatcher.start(self.settle_thread)
             stack.callback(self.dispatcher.stop)
             source = self._make_source()
@@ -171,25 +161,22 @@ class LearnerSession:
         return self.stopping or (limit_s is not None and self.source.training_s > limit_s)
 
     def _warm_up(self, params: Params) -> None:
+        programs, ladder = self.parts.programs, self.parts.ladder
         with self.strip.span("compiling"):
-            names = self.programs.warm_up(self.ladder, recompute=self._recompute)
-            self.bare.calibrate(self.programs, self.programs.init_state(params), self.ladder)
+            names = self.parts.warm_up()
+            self.bare.calibrate(programs, programs.init_state(params), ladder)
             snapshot(params)
         logger.info("%d programs: %s", len(names), ", ".join(names))
 
-    @property
-    def _recompute(self) -> bool:
-        return self.config.objective.proximal == "recomputed"
-
     def _make_learner(self, state: TrainState, version: PolicyVersion) -> Learner:
         return Learner(
-            self.programs,
+            self.parts.programs,
             state,
             version,
             self.config.learner,
             self.strip,
             self.meter,
-            self._recompute,
+            self.parts.recompute,
             self.publisher.submit,
             self._save,
         )
@@ -203,51 +190,16 @@ class LearnerSession:
             self.store,
             rewound.journal,
             rewound.incarnation,
-            self.pack,
+            self.parts.pack,
             self.learner.train,
             lambda version: reader.digest(version) if version in known else None,
-            lambda: digest_of(to_hf_tensors(snapshot(self.learner.state.params), self.run.model)),
+            lambda: weights_digest(self.learner.state, self.run.model),
         )
         logger.info("replayed %d batches; continuing at version %d", count, self.learner.version.version)
 
-    def _make_dispatcher(self) -> Dispatcher:
-        config = self.config
-        stream = task_stream(config)
-        longest_s = max(settings.episode_timeout_s for settings in config.environment.values())
-
-        def make_group(serial: int, task: Task | None, min_version: PolicyVersion) -> GroupSpec:
-            return GroupSpec(
-                group_id=f"g{serial:08d}",
-                serial=serial,
-                task=task or stream.task_at(serial),
-                group_size=config.batching.group_size,
-                min_group_size=config.batching.min_group_size,
-                min_version=min_version,
-                deadline_s=longest_s * _DEADLINE_EPISODES,
-                member_bytes=config.member_bytes,
-            )
-
-        return Dispatcher(
-            self.store,
-            self.incarnation,
-            make_group,
-            config.staleness,
-            config.batching.groups,
-            config.updates_per_batch,
-            self.last_version,
-        )
-
     def _make_source(self) -> WatchedSource:
         config = self.config
-        feed = Feed(
-            self.store,
-            self.incarnation,
-            self.store.stats().forks,
-            self.pack,
-            config.staleness,
-            config.batching.groups,
-            self.dispatcher.repeat,
-        )
+        feed = make_feed(config, self.store, self.incarnation, self.parts.pack, self.dispatcher)
         prefetcher: Prefetcher[JournaledBatch | None] = Prefetcher(
             feed.next,
             first=self.learner.version.version,
@@ -258,7 +210,14 @@ class LearnerSession:
         )
         watchdog = Watchdog(self.clock, limit_s=config.learner.no_progress_s)
         self.source = WatchedSource(
-            prefetcher, feed, watchdog, self.dispatcher, self.publisher, self.store.stats, lambda: self.stopping, self.clock
+            prefetcher,
+            feed,
+            watchdog,
+            self.dispatcher,
+            self.publisher,
+            self.store.stats,
+            lambda: self.stopping,
+            self.clock,
         )
         prefetcher.start(self.settle_thread)
         return self.source
@@ -266,36 +225,20 @@ class LearnerSession:
     def _publish(self, version: PolicyVersion, params: Params) -> None:
         """Runs in the publisher's thread: write the weights, then free the credit of their groups."""
         self.weights.publish(version, to_hf_tensors(params, self.run.model))
+        fault_point("weights_visible", version.version)
         self.store.publish(version, incarnation=self.incarnation)
+        fault_point("published", version.version)
         if hasattr(self, "dispatcher"):
             self.dispatcher.wake()
 
     def _save(self, state: TrainState, version: PolicyVersion) -> None:
         cursor = CheckpointCursor(run_id=self.run.run_id, version=version)
         self.checkpointer.save(state, cursor, metric=newest_evaluation(self.run, version.version))
+        fault_point("checkpointed", version.version)
         oldest = self.checkpointer.oldest_verified_step()
         if oldest is not None and not self.config.learner.keep_consumed:
             self.store.commit(oldest, incarnation=self.incarnation)
-
-
-# A group may take this many times its environment's longest episode: room for members claimed later, and retries.
-_DEADLINE_EPISODES = 2.0
-
-
-def initial_params(run: Run) -> Params:
-    """Return the parameters that the run begins with: loaded, or drawn from its seed."""
-    if run.config.model.path is None:
-        return jax.device_get(init_params(run.model, jax.random.key(run.config.run.seed)))
-    return load_model(builtin_or_path(run.config.model.path), num_real_tokens=run.chat.vocabulary)[1]
-
-
-def task_stream(config: RunConfig) -> TaskStream:
-    """Return the endless stream of training tasks, environments sharing it by weight."""
-    sources = [
-        WeightedTasks(load_task_sets(settings).train, settings.weight)
-        for settings in config.environment.values()
-    ]
-    return TaskStream(sources, config.run.seed)
+            fault_point("committed", version.version)
 
 
 def newest_evaluation(run: Run, version: int) -> float | None:
@@ -306,16 +249,3 @@ def newest_evaluation(run: Run, version: int) -> float | None:
     lines = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
     rewards = [line["reward"] for line in lines if line["step"] <= version and line["reward"] is not None]
     return rewards[-1] if rewards else None
-
-
-def _pack(groups: Any, now: PolicyVersion, forks: Any, *, config: RunConfig, ladder: Any) -> Any:
-    return build_updates(
-        groups,
-        now=now,
-        forks=forks,
-        staleness=config.staleness,
-        settings=config.batching,
-        ladder=ladder,
-        advantage=build_advantage(config.objective),
-        denominator=functools.partial(batch_denominator, config.objective),
-    )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from forebay.cli.preflight import require_learner_packages
 from forebay.cli.runs import Run, join_run, supervised_by_parent
 from forebay.errors import ConfigError
 from forebay.learner.run_directory import open_run
@@ -23,6 +25,7 @@ def learn(run: RunPath) -> None:
     from forebay.clock import SystemClock
 
     joined = join_run(run)
+    require_learner_packages()
     setup_logging("learner")
     if supervised_by_parent():
         _learn(joined)
@@ -38,8 +41,9 @@ def generate(
 ) -> None:
     """Serve completions of a run's newest weights over HTTP."""
     joined = join_run(run)
+    require_learner_packages()
     setup_logging("generator")
-    configure_jax(joined)
+    configure_jax()
     from forebay.generation.run import run_server
 
     changes = {k: v for k, v in (("port", port), ("host", host)) if v is not None}
@@ -78,13 +82,31 @@ def generator_addresses(run: Run, given: list[str] | None) -> list[str]:
     settings = run.config.generator
     if settings.port == 0:
         raise ConfigError(
-            "the generator's port is not known", got="generator.port=0", remedy="Give --generator http://127.0.0.1:PORT."
+            "the generator's port is not known",
+            got="generator.port=0",
+            remedy="Give --generator http://127.0.0.1:PORT.",
         )
-    return [f"http://{settings.host}:{settings.port}"]
+    return [base_address(settings.host, settings.port)]
 
 
-def configure_jax(run: Run) -> None:
-    """Set what JAX reads once, before it is imported: the persistent compilation cache and its thread count."""
+def base_address(host: str, port: int) -> str:
+    """Return the base address of a generator.
+
+    Example:
+        >>> base_address("::1", 8100)
+        'http://[::1]:8100'
+    """
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def free_port() -> int:
+    """Return a loopback port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def configure_jax() -> None:
+    """Set what JAX reads once, before it is imported: where compiled programs are kept."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "forebay" / "jax"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -92,7 +114,7 @@ def configure_jax(run: Run) -> None:
 
 
 def _learn(run: Run) -> None:
-    configure_jax(run)
+    configure_jax()
     from forebay.cli.learning import run_learner
 
     others = os.environ.get(OTHER_CPUS_VARIABLE, "")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from forebay.chat import Chat, small_chat, write_small_chat
 from forebay.cli.configuration import differences
 from forebay.clock import SystemClock
-from forebay.config import RunConfig
+from forebay.config import RunConfig, stored_config
+from forebay.config.dump import json_tree
 from forebay.errors import ConfigError, ModelError
 from forebay.launch.placement import PARENT_VARIABLE
 from forebay.learner.run_directory import RunDirectory, RunLayout, open_run, read_run_manifest
@@ -21,9 +22,44 @@ from forebay.models.config import load_config as load_model_config
 from forebay.store import open_store
 from forebay.store.rules import RuleStore
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-# What may change between a start and a resume: nothing that the weights depend on.
-_MAY_CHANGE = ("launch.", "generator.", "actors.", "learner.steps", "learner.max_time_s", "learner.no_progress_s")
+ExportDtype = Literal["float32", "bfloat16"]
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+# What may change between a start and a resume: where, how fast, how long, what is kept; not what is learned.
+_MAY_CHANGE = (
+    "run.name",
+    "run.directory",
+    "launch.",
+    "generator.",
+    "actors.",
+    "weights.",
+    "supervised.",
+    "store.",
+    "batching.prefetch",
+    "learner.steps",
+    "learner.max_time_s",
+    "learner.no_progress_s",
+    "learner.max_nonfinite_steps",
+    "learner.publish_every",
+    "learner.checkpoint_every",
+    "learner.keep_checkpoints",
+    "learner.eval_every",
+    "learner.eval_tasks",
+    "learner.warmup_steps",
+)
+# Exceptions: what the model is asked, how long its answers are, and where the trajectories lie.
+_MUST_STAY = (
+    "generator.context:",
+    "actors.temperature:",
+    "actors.max_turn_tokens:",
+    "store.path:",
+    "store.engine:",
+)
+_MAX_NAMED = 4
 
 
 class Run(NamedTuple):
@@ -62,7 +98,7 @@ def join_run(path: Path) -> Run:
     """
     manifest = read_run_manifest(path)
     layout = RunLayout(path.absolute())
-    config = RunConfig.model_validate(manifest.config)
+    config = stored_config(manifest.config, layout.manifest)
     directory = layout.path / "model"
     chat = Chat.load(directory)
     return Run(layout, manifest.run_id, config, chat, load_model_config(directory, chat.vocabulary))
@@ -81,17 +117,25 @@ def own_run(config: RunConfig, path: Path | None = None) -> tuple[RunDirectory, 
     """
     path = path or config.run.path
     model, chat = resolve_model(config)
-    directory = open_run(
-        path, config=config.model_dump(mode="json"), seeds={"run": config.run.seed}, clock=SystemClock()
-    )
+    directory = open_run(path, config=json_tree(config), seeds={"run": config.run.seed}, clock=SystemClock())
+    try:
+        _prepare(directory, path, config, model)
+    except BaseException:
+        directory.close()
+        raise
+    return directory, Run(RunLayout(path.absolute()), directory.run_id, config, chat, model)
+
+
+def _prepare(directory: RunDirectory, path: Path, config: RunConfig, model: ModelConfig) -> None:
+    """Check a run that is there against the configuration, and give it its model files."""
     if directory.resumed:
-        _refuse_other_settings(path, RunConfig.model_validate(directory.manifest.config), config)
+        before = stored_config(directory.manifest.config, directory.layout.manifest)
+        refuse_other_settings(path, before, config)
         _write_manifest(directory, config)
     if not (path / "model").exists():
         partial = path / ".partial-model"
         write_model_files(partial, config, model)
         partial.rename(path / "model")
-    return directory, Run(RunLayout(path.absolute()), directory.run_id, config, chat, model)
 
 
 def supervised_by_parent() -> bool:
@@ -161,8 +205,17 @@ def _new_model(config: RunConfig, chat: Chat) -> ModelConfig:
     )
 
 
-def write_model_files(directory: Path, config: RunConfig, model: ModelConfig) -> None:
-    """Write `config.json` and the tokenizer of a run's model into a new directory; weights come from elsewhere."""
+def write_model_files(
+    directory: Path, config: RunConfig, model: ModelConfig, dtype: ExportDtype = "float32"
+) -> None:
+    """Write `config.json` and the tokenizer of a run's model into a new directory, without weights.
+
+    Args:
+        directory: Made anew.
+        config: Says where the tokenizer is.
+        model: The shape.
+        dtype: Type that the weights will have.
+    """
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     small = config.model.tokenizer == "small"
@@ -173,21 +226,37 @@ def write_model_files(directory: Path, config: RunConfig, model: ModelConfig) ->
         for name in _TOKENIZER_FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, directory / name)
-    (directory / CONFIG_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(model.to_hf())))
+    write_model_config(directory, model, dtype)
 
 
-def _refuse_other_settings(path: Path, before: RunConfig, now: RunConfig) -> None:
-    changed = [line for line in differences(before, now) if not line.startswith(_MAY_CHANGE)]
+def write_model_config(directory: Path, model: ModelConfig, dtype: ExportDtype) -> None:
+    """Write `config.json`, which names the type that the weights have."""
+    entry = model.to_hf() | {"torch_dtype": dtype}
+    (directory / CONFIG_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(entry)))
+
+
+def refuse_other_settings(path: Path, before: RunConfig, now: RunConfig) -> None:
+    """Refuse to resume a run with settings that decide what is learned, if they differ.
+
+    Raises:
+        ConfigError: They do; the message shows both values.
+    """
+    changed = [
+        line
+        for line in differences(before, now)
+        if line.startswith(_MUST_STAY) or not line.startswith(_MAY_CHANGE)
+    ]
     if changed:
+        more = f"; and {len(changed) - _MAX_NAMED} more" if len(changed) > _MAX_NAMED else ""
         raise ConfigError(
-            f"{path} holds a run with other settings: {'; '.join(changed[:4])}",
+            f"{path} holds a run with other settings: {'; '.join(changed[:_MAX_NAMED])}{more}",
             remedy="Resume it with the settings it was started with, or give the new run another run.name.",
         )
 
 
 def _write_manifest(directory: RunDirectory, config: RunConfig) -> None:
     """Keep the settings that may change at a resume where the run's processes read them."""
-    manifest = msgspec.structs.replace(directory.manifest, config=config.model_dump(mode="json"))
+    manifest = msgspec.structs.replace(directory.manifest, config=json_tree(config))
     partial = directory.layout.manifest.with_name(".partial-manifest.json")
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     partial.rename(directory.layout.manifest)

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from forebay.cli.configuration import ConfigPath, Overrides
+from forebay.cli.preflight import require_learner_packages
+from forebay.cli.roles import configure_jax
 from forebay.config import load_config
 from forebay.telemetry.logs import setup_logging
 
@@ -19,7 +21,9 @@ def sft(
 ) -> None:
     """Imitate demonstrations and write a model directory that `model.path` can name."""
     settings = load_config(config, overrides or [])
+    require_learner_packages()
     setup_logging("sft")
+    configure_jax()
     from forebay.cli.imitating import imitate
 
     imitate(settings, to)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,27 +14,36 @@ import typer
 
 from forebay.cli.configuration import ConfigPath, Overrides
 from forebay.cli.following import Follower
-from forebay.cli.roles import OTHER_CPUS_VARIABLE
+from forebay.cli.preflight import preflight
+from forebay.cli.roles import OTHER_CPUS_VARIABLE, base_address, free_port
 from forebay.cli.runs import Run, own_run
 from forebay.clock import SystemClock
 from forebay.config import RunConfig, load_config
 from forebay.config.dump import to_toml
-from forebay.errors import ConfigError
 from forebay.launch import ProcessSpec, Supervisor, divide_cpus
+from forebay.learner.run_directory import RunDirectory, RunLayout
 from forebay.telemetry.progress import ProgressPrinter
+from forebay.telemetry.summary import RunSummary, read_summary
 
 
 def train(
     config: ConfigPath,
     overrides: Overrides = None,
-    dry_run: Annotated[bool, typer.Option(help="Check everything and print the configuration; start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option(help="Check everything and print the configuration; start nothing.")
+    ] = False,
 ) -> None:
-    """Train on this machine: learner, generator and actors as processes of their own, restarted when they die."""
+    """Train on this machine: learner, generator and actors as processes, restarted when they die."""
     settings = load_config(config, overrides or [])
     if dry_run:
+        preflight(settings, settings.run.path)
         typer.echo(to_toml(settings))
         return
     code = supervise(settings)
+    if code == 0:
+        typer.echo(farewell(settings.run.path))
+    elif code == 130:
+        typer.echo(f"interrupted; the same command goes on with {settings.run.path}", err=True)
     if code:
         raise typer.Exit(code)
 
@@ -48,20 +56,22 @@ def supervise(config: RunConfig, path: Path | None = None) -> int:
         path: The run directory, if not the configured one.
 
     Returns:
-        The exit code: 0 when done or stopped in order, 2, 3 or 130.
+        The exit code: 0 when done or stopped in order, 2, 3 or 130; the error of 2 and 3 has been printed.
 
     Raises:
+        ConfigError: What would fail, found before anything was started.
         RunLockedError: The run is going on elsewhere.
         PeerFailedError: A process failed too often.
     """
+    preflight(config, path or config.run.path)
     directory, run = own_run(config, path)
     with directory:
-        clock = SystemClock()
-        with ProgressPrinter(config.learner.steps, clock) as printer:
-            follower = Follower(run.layout.metrics, printer)
-            supervisor = Supervisor(
-                list(processes(run)), run.layout.logs, config.launch, clock, on_tick=follower.look
-            )
+        # So that a store that cannot be used is reported before anything is started.
+        run.open_store().close()
+        with ProgressPrinter(_num_updates(config), SystemClock()) as printer:
+            supervisor = _supervisor(run, directory, printer)
+            verb = "resuming" if directory.resumed else "starting"
+            _say(f"{verb} {run.layout.path}; logs in {run.layout.logs}")
             with _signals_to(supervisor):
                 code = supervisor.run()
         if code in (2, 3) and supervisor.first_cause:
@@ -76,8 +86,7 @@ def processes(run: Run) -> Iterator[ProcessSpec]:
         sorted(os.sched_getaffinity(0)), config.launch.learner_cpus, config.launch.other_cpus
     )
     port = config.generator.port or free_port()
-    _refuse_taken_port(config.generator.host, port)
-    address = f"http://{config.generator.host}:{port}"
+    address = base_address(config.generator.host, port)
     directory = str(run.layout.path)
     yield ProcessSpec(
         name="learner",
@@ -104,20 +113,50 @@ def processes(run: Run) -> Iterator[ProcessSpec]:
         )
 
 
-def free_port() -> int:
-    """Return a loopback port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def farewell(path: Path) -> str:
+    """Return what came out of a run that ended, and what to do with it; a few lines of text."""
+    summary = read_summary(RunLayout(path).summary, RunSummary)
+    return "\n".join(
+        (
+            f"{summary.steps} steps; learner busy {_percent(summary.busy)}, "
+            f"goodput {_percent(summary.goodput)}; "
+            f"reward {_figure(summary.reward_first)} at first, {_figure(summary.reward_last)} at last",
+            f"trajectories: {summary.accepted} accepted, {summary.trained} trained, "
+            f"{summary.discarded} discarded, {summary.lost} lost, {summary.repeated} repeated",
+            f"the run is in {path}: summary.json, metrics.jsonl, logs/",
+            f"next: forebay eval {path}",
+            f"      forebay export {path} --to MODEL_DIRECTORY",
+        )
+    )
 
 
-def _refuse_taken_port(host: str, port: int) -> None:
-    try:
-        socket.create_server((host, port)).close()
-    except OSError as error:
-        raise ConfigError(
-            f"the generator cannot listen on {host}:{port}: {error.strerror}",
-            remedy="Set generator.port=0 to take any free one, or end the process that holds it.",
-        ) from None
+def _num_updates(config: RunConfig) -> int | None:
+    return None if config.learner.max_time_s else config.learner.steps * config.updates_per_batch
+
+
+def _supervisor(run: Run, directory: RunDirectory, printer: ProgressPrinter) -> Supervisor:
+    follower = Follower(run.layout.metrics, printer)
+    return Supervisor(
+        list(processes(run)),
+        run.layout.logs,
+        run.config.launch,
+        SystemClock(),
+        on_tick=follower.look,
+        report=_say,
+        inherited=(directory.fileno(),),
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.1%}"
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _command(*arguments: str) -> tuple[str, ...]:

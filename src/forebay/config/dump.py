@@ -1,11 +1,16 @@
-"""A configuration written as TOML."""
+"""A configuration written down: as TOML for people, as JSON types for a run's manifest."""
 
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def to_toml(config: BaseModel) -> str:
@@ -17,9 +22,27 @@ def to_toml(config: BaseModel) -> str:
     return "\n".join(_table(config.model_dump(mode="json"), "")).strip() + "\n"
 
 
-def _table(tree: dict[str, Any], prefix: str) -> list[str]:
+def json_tree(config: BaseModel) -> dict[str, Any]:
+    """Return a settings model as JSON types; what JSON has no number for becomes a string that reads back.
+
+    Args:
+        config: Settings whose leaves are JSON types.
+    """
+    tree: dict[str, Any] = _finite(config.model_dump(mode="json"))
+    return tree
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _table(tree: Mapping[str, Any], prefix: str) -> list[str]:
     values = {k: v for k, v in tree.items() if not isinstance(v, dict)}
-    lines = [f"{k} = {_value(v)}" for k, v in values.items() if v is not None]
+    lines = [f"{_key(k)} = {_value(v)}" for k, v in values.items() if v is not None]
     if prefix and (lines or not tree):
         lines = ["", f"[{prefix}]", *lines]
     for name, value in tree.items():
@@ -29,12 +52,20 @@ def _table(tree: dict[str, Any], prefix: str) -> list[str]:
 
 
 def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() else json.dumps(name)
+    return name if _BARE_KEY.fullmatch(name) else _string(name)
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_value, value)) + "]"
-    if isinstance(value, float) and value != value:
-        return "nan"
-    return json.dumps(value).replace("Infinity", "inf")
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value)

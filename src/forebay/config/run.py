@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ipaddress
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from forebay.actors.settings import ActorSettings
 from forebay.batching.settings import BatchingSettings
-from forebay.config.source import read_source, validate
+from forebay.config.source import ConfigSource, describe, read_source, validate
 from forebay.envs.settings import EnvironmentSettings
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, RecordError
 from forebay.generation.settings import GeneratorSettings
 from forebay.launch.settings import LaunchSettings
 from forebay.learner.optimizer import OptimizerSettings
@@ -25,7 +26,6 @@ from forebay.store.settings import StoreSettings, check_capacity
 from forebay.trajectory import check_name
 from forebay.weights.settings import WeightSettings
 from forebay.wire import MAX_HEADER_BYTES
-
 
 _BYTES_PER_TOKEN = 8
 
@@ -42,7 +42,7 @@ class RunSettings(BaseModel):
     @field_validator("name")
     @classmethod
     def _safe_name(cls, value: str) -> str:
-        return check_name(value, "run.name")
+        return _checked_name(value, "run.name")
 
     @property
     def path(self) -> Path:
@@ -58,7 +58,7 @@ class RunConfig(BaseModel):
     run: RunSettings = RunSettings()
     model: ModelSettings = ModelSettings()
     environment: dict[str, EnvironmentSettings] = Field(
-        {"calculator": EnvironmentSettings()}, min_length=1, description="Environments by name."
+        {"calculator": EnvironmentSettings(name="calculator")}, min_length=1, description="Environments by name."
     )
     store: StoreSettings = StoreSettings()
     staleness: StalenessSettings = StalenessSettings()
@@ -78,19 +78,21 @@ class RunConfig(BaseModel):
     @classmethod
     def _environments_are_named(cls, value: dict[str, EnvironmentSettings]) -> dict[str, EnvironmentSettings]:
         return {
-            check_name(name, "environment name"): settings.model_copy(update={"name": settings.name or name})
+            _checked_name(name, "the name of an environment"): settings.model_copy(
+                update={"name": settings.name or name}
+            )
             for name, settings in value.items()
         }
 
     @property
     def member_bytes(self) -> int:
-        """Bytes reserved in the store for one trajectory: a full context of ids and logprobs, and its header."""
+        """Bytes reserved in the store for a trajectory: a full context of ids and logprobs, and a header."""
         return self.generator.context * _BYTES_PER_TOKEN + MAX_HEADER_BYTES
 
     @property
     def updates_per_batch(self) -> int:
         """Optimizer steps, and so policy versions, that one batch makes."""
-        return self.batching.minibatches * self.batching.epochs
+        return self.batching.updates_per_batch
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
@@ -106,22 +108,21 @@ class RunConfig(BaseModel):
         Raises:
             ConfigError: With the arithmetic and the remedy.
         """
-        check_updates_per_batch(self.staleness, self.updates_per_batch)
+        check_updates_per_batch(
+            self.staleness, self.updates_per_batch, publish_every=self.learner.publish_every
+        )
         check_capacity(
             self.store,
             groups_per_batch=self.batching.groups,
             batches_in_flight=self.staleness.batches_in_flight,
             member_bytes=self.member_bytes,
             group_size=self.batching.group_size,
-            checkpoint_every=self.learner.steps if self.learner.keep_consumed else self.learner.checkpoint_every,
+            checkpoint_every=self.learner.steps
+            if self.learner.keep_consumed
+            else self.learner.checkpoint_every,
             checkpoints_kept=1 if self.learner.keep_consumed else self.learner.keep_checkpoints,
         )
-        if self.updates_per_batch > 1 and self.objective.loss == "decoupled_ppo" and self.objective.proximal == "current":
-            raise ConfigError(
-                f"{self.updates_per_batch} updates per batch need the proximal policy of the first one",
-                got='objective.proximal="current"',
-                remedy='Set objective.proximal="recomputed".',
-            )
+        self.objective.check_updates_per_batch(self.updates_per_batch)
         if self.generator.context > self.batching.max_length and self.batching.oversize == "error":
             raise ConfigError(
                 "an episode can grow longer than a row of the learner",
@@ -134,6 +135,13 @@ class RunConfig(BaseModel):
                 "the memory store lives in one process, but a run has several",
                 got='store.engine="memory"',
                 remedy='Set store.engine="lmdb".',
+            )
+        if self.generator.token_env is None and not _is_loopback(self.generator.host):
+            raise ConfigError(
+                "generator.host is open to the network and there is no token",
+                got=self.generator.host,
+                limit="127.0.0.1",
+                remedy="Set generator.token_env to an environment variable that holds one.",
             )
 
 
@@ -148,3 +156,37 @@ def load_config(path: Path | None, overrides: Iterable[str] = ()) -> RunConfig:
         ConfigError: With file and line of the first fault.
     """
     return validate(RunConfig, read_source(path, overrides))
+
+
+def stored_config(tree: Mapping[str, Any], path: Path) -> RunConfig:
+    """Read a configuration back that a run directory keeps.
+
+    Args:
+        tree: What `json_tree` gave.
+        path: The file that it comes from; named in the error.
+
+    Raises:
+        ConfigError: It does not fit this version of forebay.
+    """
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        source = ConfigSource(tree=dict(tree), origins={}, path=path)
+        raise ConfigError(
+            f"the configuration kept in {describe(error, RunConfig, source)}",
+            remedy="Use the version of forebay that made the run; manifest.json names it.",
+        ) from None
+
+
+def _checked_name(value: str, what: str) -> str:
+    try:
+        return check_name(value, what)
+    except RecordError as error:
+        raise ValueError(str(error)) from None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -6,6 +6,7 @@ The merged tree remembers which file and line set each key, so that an error can
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,7 @@ from forebay.errors import ConfigError
 Key = tuple[str, ...]
 M = TypeVar("M", bound=BaseModel)
 _MAX_EXTENDS = 8
+_NAME = "NAME"
 _SECTION = re.compile(r"^\s*\[(?P<name>[^\[\]]+)\]")
 _ASSIGNMENT = re.compile(r"^\s*(?P<key>[A-Za-z0-9_.\"'-]+)\s*=")
 
@@ -30,12 +32,12 @@ class ConfigSource(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         tree: Nested tables.
         origins: For each key path, `file:line` or `command line`.
-        directory: Directory of the outermost file; relative paths in the configuration start here.
+        path: The outermost file; None if there is none.
     """
 
     tree: dict[str, Any]
     origins: dict[Key, str]
-    directory: Path
+    path: Path | None = None
 
 
 def read_source(path: Path | None, overrides: Iterable[str] = ()) -> ConfigSource:
@@ -55,21 +57,27 @@ def read_source(path: Path | None, overrides: Iterable[str] = ()) -> ConfigSourc
     for override in overrides:
         key, value = _override(override)
         _merge(tree, _nest(key, value), origins, {}, None)
-    return ConfigSource(tree=tree, origins=origins, directory=path.parent if path else Path())
+    return ConfigSource(tree=tree, origins=origins, path=path)
 
 
 def validate(model: type[M], source: ConfigSource) -> M:
-    """Validate a merged tree against a settings model.
+    """Validate a merged tree against a settings model, strictly: "12" is no integer, and neither is true.
 
     Raises:
         ConfigError: The first fault found, with file and line, and the nearest valid name for an unknown key.
     """
     try:
-        return model.model_validate(source.tree)
+        # As JSON, because there strictness takes an array for a tuple and a string for a path.
+        return model.model_validate_json(json.dumps(source.tree, default=str), strict=True)
     except ValidationError as error:
-        lines = [_explain(model, source, dict(fault)) for fault in error.errors()]
-        more = f" ({len(lines) - 1} more: {'; '.join(lines[1:4])})" if len(lines) > 1 else ""
-        raise ConfigError(lines[0] + more) from None
+        raise ConfigError(describe(error, model, source)) from None
+
+
+def describe(error: ValidationError, model: type[BaseModel], source: ConfigSource) -> str:
+    """Return what is wrong as one line: the first fault with its place, and the others after it."""
+    lines = [_explain(model, source, dict(fault)) for fault in error.errors(include_url=False)]
+    more = f" ({len(lines) - 1} more: {'; '.join(lines[1:4])})" if len(lines) > 1 else ""
+    return lines[0] + more
 
 
 def _chain(path: Path | None) -> list[Path]:
@@ -155,6 +163,7 @@ def _nest(key: Key, value: Any) -> dict[str, Any]:
 def _explain(model: type[BaseModel], source: ConfigSource, fault: dict[str, Any]) -> str:
     key = tuple(str(part) for part in fault["loc"])
     where = next((source.origins[key[:n]] for n in range(len(key), 0, -1) if key[:n] in source.origins), "")
+    where = where or (str(source.path) if source.path else "")
     place = f"{where}: " if where else ""
     dotted = ".".join(key)
     if fault["type"] == "extra_forbidden":
@@ -162,6 +171,8 @@ def _explain(model: type[BaseModel], source: ConfigSource, fault: dict[str, Any]
         return f"{place}unknown key {key[-1]!r} in {section}.{_suggest(model, key)}"
     if fault["type"] == "missing":
         return f"{place}missing key {dotted!r}."
+    if fault["type"] == "model_type":
+        return f"{place}{dotted} is a section: write [{dotted}]{_named(model, key)}, got {fault['input']!r}"
     message = fault["msg"].removeprefix("Value error, ")
     got = "" if fault["type"] == "value_error" else f", got {fault['input']!r}"
     return f"{place}{dotted + ': ' if dotted else ''}{message}{got}"
@@ -169,24 +180,44 @@ def _explain(model: type[BaseModel], source: ConfigSource, fault: dict[str, Any]
 
 def _suggest(model: type[BaseModel], key: Key) -> str:
     """Name the nearest valid key: first in the same section, then the same name in another one."""
-    keys = [".".join(path) for path in known_keys(model)]
+    keys = [".".join(_spelled_like(path, key)) for path in known_keys(model)]
     same = [k for k in keys if k.split(".")[:-1] == list(key[:-1])]
     near = difflib.get_close_matches(".".join(key), same, 1, 0.6)
     elsewhere = [k for k in keys if k.split(".")[-1] == key[-1]] or difflib.get_close_matches(
         key[-1], [k for k in keys if "." not in k], 1, 0.6
     )
-    found = near or elsewhere or difflib.get_close_matches(".".join(key), keys, 1, 0.5)
+    # The same word in another section is likelier meant than another word in this one.
+    exact = elsewhere and elsewhere[0].split(".")[-1] == key[-1]
+    found = (elsewhere if exact else near or elsewhere) or difflib.get_close_matches(
+        ".".join(key), keys, 1, 0.5
+    )
     return f" Did you mean {found[0]!r}?" if found else f" Valid keys here: {', '.join(same[:12])}."
 
 
+def _spelled_like(known: Key, key: Key) -> Key:
+    """Replace the NAME of a named section by the name that the user gave it."""
+    return tuple(key[n] if part == _NAME and len(key) > n + 1 else part for n, part in enumerate(known))
+
+
+def _named(model: type[BaseModel], key: Key) -> str:
+    """Say that a section needs a name, where it does."""
+    return f", or {key[-1]} is a key of [{key[0]}.NAME]" if (key[0], _NAME) in known_keys(model) else ""
+
+
 def known_keys(model: type[BaseModel], prefix: Key = ()) -> list[Key]:
-    """List every key path of a settings model, sections included."""
+    """List every key path of a settings model, sections included; `NAME` stands for names of the user."""
     keys: list[Key] = []
     for name, field in model.model_fields.items():
-        keys.append((*prefix, name))
-        kind = field.annotation
-        if get_origin(kind) is dict and isinstance(get_args(kind)[1], type):
-            name, kind = f"{name}.NAME", get_args(kind)[1]
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            keys += known_keys(kind, (*prefix, *name.split(".")))
+        path = (*prefix, name)
+        keys.append(path)
+        kind: Any = field.annotation
+        if get_origin(kind) is dict and _is_model(get_args(kind)[1]):
+            path, kind = (*path, _NAME), get_args(kind)[1]
+            keys.append(path)
+        if _is_model(kind):
+            keys += known_keys(kind, path)
     return keys
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

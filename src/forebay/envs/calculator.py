@@ -25,6 +25,10 @@ _ANSWER: Final = re.compile(f"#({_INTEGER})")
 _EXPRESSION: Final = re.compile("[0-9]{1,6}(?:[-+*][0-9]{1,6}){1,8}")
 _TERM: Final = re.compile("([-+*])([0-9]+)")
 _ERROR: Final = "err"
+INSTRUCTIONS: Final = (
+    "work out the sum from left to right. the tool does one step: write 17+25= and read the result. "
+    "an answer is written #42"
+)
 
 
 class Expression(NamedTuple):
@@ -87,12 +91,14 @@ class Calculator:
 
     Args:
         extra_turns: Turns allowed beyond the calls that the task needs; the answer itself takes one.
+        instructions: Whether a system message explains the tool first.
     """
 
-    def __init__(self, *, extra_turns: int = 2) -> None:
+    def __init__(self, *, extra_turns: int = 2, instructions: bool = False) -> None:
         if extra_turns < 1:
             raise ConfigError("extra_turns leaves no turn for the answer", got=extra_turns, limit=">= 1")
         self._extra_turns = extra_turns
+        self._opening = _opening(instructions)
 
     async def reset(self, task: Task) -> Observation:
         """Pose the expression in the task's payload."""
@@ -103,7 +109,7 @@ class Calculator:
         self._answer = expression.value()
         self._turns_left = len(expression.terms) + self._extra_turns
         self._calls = self._errors = 0
-        return Observation((Message("user", text),))
+        return Observation((*self._opening, Message("user", text)))
 
     async def step(self, action: Action) -> Outcome:
         """Judge an answer, or let the tool answer a call."""
@@ -163,9 +169,12 @@ class Calculator:
             )
 
     @staticmethod
-    def demonstrate(tasks: Iterable[Task], *, noise: float, seed: int) -> Iterator[tuple[Message, ...]]:
+    def demonstrate(
+        tasks: Iterable[Task], *, noise: float, seed: int, instructions: bool = False
+    ) -> Iterator[tuple[Message, ...]]:
         """Yield a conversation per task, for a supervised warm start; see `demonstrations`."""
-        return demonstrations(tasks, noise=noise, seed=seed)
+        for conversation in demonstrations(tasks, noise=noise, seed=seed):
+            yield (*_opening(instructions), *conversation)
 
     def _metrics(self, correct: float) -> dict[str, float]:
         return {"correct": correct, "calls": float(self._calls), "errors": float(self._errors)}
@@ -188,6 +197,10 @@ def demonstrations(tasks: Iterable[Task], *, noise: float, seed: int) -> Iterato
     rng = random.Random(seed)
     for task in tasks:
         yield tuple(_demonstrate(task.payload["expression"], noise, rng))
+
+
+def _opening(instructions: bool) -> tuple[Message, ...]:
+    return (Message("system", INSTRUCTIONS),) if instructions else ()
 
 
 def _draw(rng: random.Random, num_operations: int, max_operand: int, max_factor: int) -> str:

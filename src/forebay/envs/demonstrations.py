@@ -44,8 +44,8 @@ def make_demonstrations(
 ) -> Iterator[tuple[Message, ...]]:
     """Yield a conversation per task from an environment that can make them.
 
-    The environment's class needs a static `demonstrate(tasks, *, noise, seed)` that yields tuples of
-    messages.
+    The environment's class needs a static `demonstrate(tasks, *, noise, seed, **kwargs)` that yields tuples of
+    messages; it gets the environment's `kwargs` too.
 
     Args:
         settings: The environment.
@@ -62,4 +62,4 @@ def make_demonstrations(
             f"{settings.entrypoint} cannot make demonstrations",
             remedy="Set supervised.demonstrations to a JSONL file, or give the class a static demonstrate.",
         )
-    yield from demonstrate(tasks, noise=noise, seed=seed)
+    yield from demonstrate(tasks, noise=noise, seed=seed, **settings.kwargs)

@@ -49,6 +49,10 @@ def read_token(token_env: str | None, environ: Mapping[str, str] = os.environ) -
     return token
 
 
+class _NotFoundError(BadRequestError):
+    """The generator has no such route: vLLM keeps no episodes, for instance."""
+
+
 class _Connection:
     """One HTTP request and its answer, or the error that says what kind of trouble it was."""
 
@@ -86,6 +90,8 @@ class _Connection:
             return OverloadedError(message)
         if status == _CONFLICT:  # the same request is still ending there, after a connection was lost
             return UnreachableError(message)
+        if status == 404:
+            return _NotFoundError(message)
         if status == 401:
             return BadRequestError(message, remedy="Give both sides the same token through token_env.")
         return BadRequestError(message) if 400 <= status < 500 else GenerationError(message)
@@ -235,7 +241,8 @@ class HttpGenerator:
         try:
             return await task
         except asyncio.CancelledError:
-            if task not in self._silent:
+            caller = asyncio.current_task()
+            if task not in self._silent or (caller is not None and caller.cancelling()):
                 task.cancel()
                 raise
             raise UnreachableError(
@@ -273,5 +280,5 @@ class HttpGenerator:
     async def _tell(self, path: str, message: msgspec.Struct) -> None:
         try:
             await self._connection.request("POST", path, msgspec.json.encode(message))
-        except (UnreachableError, OverloadedError):
+        except (UnreachableError, OverloadedError, _NotFoundError):
             return

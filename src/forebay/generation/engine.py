@@ -30,7 +30,8 @@ class JaxExecutor:
 
     Every program has static shapes and is run once by `warm_up`: prefill for each (chunk, window), a decode
     block for each (number of slots, window), a save and a restore for each window. A window bounds the cached
-    tokens that attention reads. The smallest shapes that hold what is live are used.
+    tokens that attention reads. The smallest shapes that hold what is live are used; programs of different
+    shapes may round differently, which is the only way in which other requests can touch a request's tokens.
 
     Args:
         config: The model.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -31,6 +32,8 @@ from forebay.trajectory import PolicyVersion
 from forebay.weights.reader import WeightReader
 
 _CLOCK = SystemClock()
+# Longer than clients keep idle connections, so that it is never the server that closes one under a request.
+_KEEP_ALIVE_S = 75
 log = logging.getLogger(__name__)
 
 
@@ -84,10 +87,11 @@ class GeneratorService:
         started_s = self._clock.monotonic_s()
         executor.warm_up()
         log.info(
-            "serving weights %s; %d programs compiled in %.1f s",
+            "serving weights %s; %d programs compiled in %.1f s; saved rows take up to %.0f MB",
             tuple(version),
             self.compiles.count,
             self._clock.monotonic_s() - started_s,
+            executor.row_bytes * (self._settings.parked_episodes + self._settings.shared_prefixes) / 1e6,
         )
         self.watcher.start()
         return Scheduler(executor, self._settings, version, self._clock)
@@ -132,10 +136,10 @@ def run_server(
         service = GeneratorService(model, WeightReader(weights), settings, on_failure=end, clock=clock)
         server = uvicorn.Server(_uvicorn_config(service, settings, token))
         announce(_address(listener))
-        _ignore_sigterm()  # uvicorn drains on it, and afterwards raises it again
         service.start()
         try:
-            server.run(sockets=[listener])
+            with _sigterm_means(end):
+                server.run(sockets=[listener])
             failure = service.generator.failure  # before stop(), which ends whatever still loads
         finally:
             service.stop()
@@ -196,9 +200,11 @@ def _uvicorn_config(
         lifespan="off",
         ws="none",
         access_log=False,
+        log_config=None,
         log_level="warning",
         server_header=False,
         timeout_graceful_shutdown=round(settings.drain_timeout_s),
+        timeout_keep_alive=_KEEP_ALIVE_S,
     )
 
 
@@ -214,6 +220,14 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _ignore_sigterm() -> None:
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda signum, frame: None)
+@contextlib.contextmanager
+def _sigterm_means(end: Callable[[], None]) -> Iterator[None]:
+    """Have SIGTERM call `end`: before uvicorn listens to it, and when uvicorn raises it again at its end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: end())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

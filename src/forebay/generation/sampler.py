@@ -80,6 +80,8 @@ def support(
 ) -> Bool[Array, "S V"]:
     """Return which tokens truncated sampling keeps: the k likeliest, then the fewest whose mass reaches p.
 
+    Tokens as likely as the last one kept are kept too.
+
     Args:
         scaled: [S, V] float32, logits after temperature.
         top_p: [S] float32, 1 is off.
@@ -89,14 +91,14 @@ def support(
         Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020, section 3.1.
     """
     size = scaled.shape[-1]
-    order = jnp.argsort(-scaled, axis=-1)
-    ranked = jnp.take_along_axis(scaled, order, axis=-1)
+    ranked = jnp.sort(scaled, axis=-1, descending=True)
     in_top_k = jnp.arange(size) < jnp.where(top_k > 0, top_k, size)[:, None]
     mass = jax.nn.softmax(jnp.where(in_top_k, ranked, -jnp.inf), axis=-1)
     before = jnp.cumsum(mass, axis=-1) - mass
     # Rounding may leave the total a hair below 1, so "off" must not depend on it.
     in_top_p = (before < top_p[:, None]) | (top_p >= 1.0)[:, None]
-    return jnp.take_along_axis(in_top_k & in_top_p, jnp.argsort(order, axis=-1), axis=-1)
+    least = jnp.min(jnp.where(in_top_k & in_top_p, ranked, jnp.inf), axis=-1, keepdims=True)
+    return scaled >= least
 
 
 def _gumbel(seed: UInt32[Array, "2"], position: Int[Array, ""], size: int) -> Float[Array, " V"]:

@@ -87,8 +87,8 @@ class GeneratorSettings(BaseModel):
 
     @property
     def decode_rows(self) -> tuple[int, ...]:
-        """Numbers of leading slots that a decode block may run over, ascending: a quarter, half, all."""
-        return tuple(sorted({max(self.slots // part, 1) for part in (4, 2, 1)}))
+        """Numbers of leading slots that a decode block may run over, ascending: a quarter, and all."""
+        return tuple(sorted({max(self.slots // part, 1) for part in (4, 1)}))
 
     @property
     def windows(self) -> tuple[int, ...]:

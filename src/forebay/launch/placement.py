@@ -62,6 +62,6 @@ def settle_in() -> None:
 
 
 def move_thread_to(cpus: Sequence[int]) -> None:
-    """Move the calling thread alone to other cores, so that it does not disturb this process's computation."""
+    """Move the calling thread alone to other cores, away from this process's computation."""
     if cpus:
         os.sched_setaffinity(0, set(cpus))

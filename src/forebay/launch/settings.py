@@ -27,3 +27,6 @@ class LaunchSettings(BaseModel):
     stop_grace_s: float = Field(
         20.0, gt=0, description="Time between asking a process to stop and killing it."
     )
+    done_grace_s: float = Field(
+        2.0, gt=0, description="The same for generator, actors and evaluator once the learner is done."
+    )

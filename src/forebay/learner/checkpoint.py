@@ -40,6 +40,7 @@ from forebay.learner.checkpoint_manifest import (
     verify,
     write_manifest,
 )
+from forebay.telemetry.faults import fault_point
 from forebay.weights.shard import Tensors, decode, digest_of, encode
 
 logger = logging.getLogger(__name__)
@@ -211,7 +212,9 @@ class Checkpointer:
             if not self._renew(target, manifest):
                 self._refuse_full_disk(num_bytes)
                 _write_checkpoint(partial, tensors, manifest, fsync=self._fsync)
+                fault_point("checkpoint_written", step)
                 install(partial, target, fsync=self._fsync)
+                fault_point("checkpoint_installed", step)
             self._invalid.discard(step)
             retain(self.path, keep=self._keep, invalid=self._invalid)
         except OSError as error:

@@ -103,6 +103,7 @@ class Dispatcher:
             self._groups_per_batch,
             stats.outstanding,
             groups_left=batches_left * self._groups_per_batch,
+            updates_per_batch=self._updates_per_batch,
         )
         if not allowance:
             return 0

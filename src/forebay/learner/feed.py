@@ -11,6 +11,7 @@ from forebay.batching.batch import Batch
 from forebay.batching.updates import updates_digest
 from forebay.staleness import Choice, Fork, StalenessSettings, choose_groups
 from forebay.store.protocol import JournalEntry, Store, TakenGroup
+from forebay.telemetry.faults import fault_point
 from forebay.trajectory import PolicyVersion
 
 _TAKE_TIMEOUT_S = 0.25
@@ -45,6 +46,7 @@ class Feed:
         pack: Makes the batches of the groups.
         settings: The staleness rule.
         groups_per_batch: Groups of one batch.
+        updates_per_batch: Optimizer updates, and so versions, of one batch.
         repeat: Called with the name of a group that came too late, so that its task is posed again.
     """
 
@@ -56,6 +58,7 @@ class Feed:
         pack: Packer,
         settings: StalenessSettings,
         groups_per_batch: int,
+        updates_per_batch: int,
         repeat: Callable[[str], None],
     ) -> None:
         self._store = store
@@ -64,6 +67,7 @@ class Feed:
         self._pack = pack
         self._settings = settings
         self._groups_per_batch = groups_per_batch
+        self._updates_per_batch = updates_per_batch
         self._repeat = repeat
         self.waits_for = "the first groups"
 
@@ -81,6 +85,7 @@ class Feed:
             settings=self._settings,
             groups_per_batch=self._groups_per_batch,
             forks=self._forks,
+            updates_per_batch=self._updates_per_batch,
         )
         while not stopping.is_set():
             groups, choice = self._store.take(
@@ -96,10 +101,14 @@ class Feed:
         return None
 
     def _journal(self, groups: tuple[TakenGroup, ...], now: PolicyVersion) -> JournaledBatch | None:
+        fault_point("taken", now.version)
         updates = self._pack(groups, now, self._forks)
+        fault_point("packed", now.version)
         if all(update.empty for update in updates):
             for group in groups:
-                self._store.reject(group.spec.group_id, incarnation=self._incarnation, reason="no_fresh_token")
+                self._store.reject(
+                    group.spec.group_id, incarnation=self._incarnation, reason="no_fresh_token"
+                )
                 self._repeat(group.spec.group_id)
             return None
         entry = JournalEntry(
@@ -110,6 +119,7 @@ class Feed:
             digest=updates_digest(updates),
         )
         self._store.record(entry, incarnation=self._incarnation)
+        fault_point("recorded", entry.step)
         return JournaledBatch(entry, updates, groups)
 
 

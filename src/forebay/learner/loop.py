@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -13,10 +13,10 @@ import numpy as np
 from forebay.batching.batch import Batch, MicroBatch
 from forebay.errors import NonFiniteError
 from forebay.learner.feed import JournaledBatch
-from forebay.learner.meter import Meter
 from forebay.learner.programs import TrainPrograms
 from forebay.learner.settings import LearnerSettings
 from forebay.learner.train_step import Accumulator, StepStats, TrainState, snapshot
+from forebay.telemetry.faults import fault_point
 from forebay.telemetry.spans import TimeStrip
 from forebay.trajectory import PolicyVersion
 
@@ -26,6 +26,23 @@ class Source(Protocol):
 
     def next(self) -> JournaledBatch | None:
         """Return the next batch; None when the run is to stop."""
+        ...
+
+
+class Account(Protocol):
+    """What is told about every batch that was trained."""
+
+    def add(
+        self, batch: JournaledBatch, version: PolicyVersion, stats: Sequence[StepStats], step_s: float
+    ) -> None:
+        """Account for a batch.
+
+        Args:
+            batch: What was trained.
+            version: The version that it made.
+            stats: One per optimizer update that was not empty.
+            step_s: Time of its updates.
+        """
         ...
 
 
@@ -54,7 +71,7 @@ class Learner:
         version: PolicyVersion,
         settings: LearnerSettings,
         strip: TimeStrip,
-        meter: Meter,
+        meter: Account,
         recompute: bool,
         publish: Callable[[PolicyVersion, Any], None],
         save: Callable[[TrainState, PolicyVersion], None],
@@ -99,7 +116,9 @@ class Learner:
                     stats.append(self._step(update))
         self.version = self.version._replace(version=batch.entry.step)
         self._batches += 1
+        fault_point("stepped", batch.entry.step)
         self._meter.add(batch, self.version, stats, time.monotonic() - began_s)
+        fault_point("measured", batch.entry.step)
         self._guard(stats)
 
     def publish(self) -> None:
@@ -130,9 +149,7 @@ class Learner:
         if not self._recompute:
             return updates
         return tuple(
-            msgspec.structs.replace(
-                update, micro_batches=tuple(map(self._proximal_of, update.micro_batches))
-            )
+            msgspec.structs.replace(update, micro_batches=tuple(map(self._proximal_of, update.micro_batches)))
             for update in updates
         )
 

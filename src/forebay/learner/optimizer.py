@@ -6,7 +6,7 @@ The settings may be read without JAX; optax is imported where the optimizer is m
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -55,8 +55,8 @@ class OptimizerSettings(BaseModel):
 def make_schedule(settings: OptimizerSettings) -> optax.Schedule:
     """Return the learning rate as a function of the number of steps taken so far.
 
-    Linear warm-up to `learning_rate`, then constant, or from `warmup_steps` to `decay_until_step` by a cosine or a
-    line down to `end_fraction` of it.
+    Linear warm-up to `learning_rate`, then constant, or from `warmup_steps` to `decay_until_step` by a cosine
+    or a line down to `end_fraction` of it.
 
     References:
         Loshchilov and Hutter 2017, SGDR, eq. 5 (cosine).
@@ -85,8 +85,9 @@ def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
     """Build clipping, Adam, decoupled weight decay and the schedule, in this order.
 
     References:
-        Kingma and Ba 2015, Adam, algorithm 1; Loshchilov and Hutter 2019, Decoupled weight decay, algorithm 2;
-        Pascanu et al. 2013, On the difficulty of training recurrent neural networks, algorithm 1 (clipping).
+        Kingma and Ba 2015, Adam, algorithm 1; Loshchilov and Hutter 2019, Decoupled weight decay, algorithm
+        2; Pascanu et al. 2013, On the difficulty of training recurrent neural networks, algorithm 1
+        (clipping).
     """
     import optax
 
@@ -100,7 +101,7 @@ def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
 
 def _decayed(params: dict) -> dict:
     """Mark what weight decay applies to: everything but the norms' scales."""
-    marks = {name: not name.endswith("_norm") for name in params if name != "layers"}
+    marks: dict[str, Any] = {name: not name.endswith("_norm") for name in params if name != "layers"}
     if "layers" in params:
         marks["layers"] = {name: not name.endswith("_norm") for name in params["layers"]}
     return marks

@@ -52,9 +52,10 @@ _ROW_TYPES = TrainRows(np.int32, np.int32, np.int32, np.bool_, *[np.float32] * 4
 class TrainPrograms:
     """The programs of one model, mesh, optimizer and objective.
 
-    Once: `state = init_state(params)`, `accumulator = zeros()`, `warm_up(shapes)`. Per step: `accumulate` every
-    micro-batch with the batch's one denominator, then `apply`. State and accumulator are donated: the arrays that were
-    passed in are gone afterwards, so what must outlive a step is a `snapshot`.
+    Once: `state = init_state(params)`, `accumulator = zeros()`, `warm_up(shapes)`. Per step: `accumulate`
+        every
+    micro-batch with the batch's one denominator, then `apply`. State and accumulator are donated: the arrays
+    that were passed in are gone afterwards, so what must outlive a step is a `snapshot`.
 
     Args:
         config: The model.
@@ -230,9 +231,7 @@ def _jit_programs(
     }
 
 
-def _abstract_state(
-    config: ModelConfig, mesh: Mesh, optimizer: optax.GradientTransformation
-) -> TrainState:
+def _abstract_state(config: ModelConfig, mesh: Mesh, optimizer: optax.GradientTransformation) -> TrainState:
     params: Params = {}
     for parameter in parameters_of(config):
         layers = (config.num_layers,) if parameter.in_layers else ()
@@ -242,7 +241,9 @@ def _abstract_state(
     opt_specs = optax.tree_map_params(
         optimizer, lambda _, spec: spec, state.opt_state, specs, transform_non_params=lambda _: _WHOLE
     )
-    return _with_shardings(state, shardings(mesh, TrainState(specs, opt_specs, _WHOLE)))
+    # PartitionSpecs stand where the arrays of a state would.
+    layout = state._replace(params=specs, opt_state=opt_specs, step=_WHOLE)
+    return _with_shardings(state, shardings(mesh, layout))
 
 
 def _abstract_accumulator(params: Params, mesh: Mesh) -> Accumulator:

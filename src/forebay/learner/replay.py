@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from forebay.batching.updates import updates_digest
+from forebay.errors import StoreError, WeightsError
 from forebay.learner.feed import JournaledBatch, Packer
-from forebay.store.protocol import JournalEntry, Store
+from forebay.store.protocol import JournalEntry, Store, TakenGroup
+from forebay.telemetry.faults import fault_point
 from forebay.trajectory import PolicyVersion
 
 logger = logging.getLogger(__name__)
@@ -24,9 +27,9 @@ def replay(
 ) -> int:
     """Train the journal's batches again, in order.
 
-    A batch is packed as it was, from the same groups at the same version. Where the weights that it makes again are
-    those that were published, bit for bit, the fork moves forward to them: tokens sampled by them keep their version.
-    If a batch cannot be made again exactly, the rest of the journal is given back to be taken anew.
+    A batch is packed as it was, from the same groups at the same version. Where the weights that it makes again
+    are those that were published, bit for bit, the fork moves forward to them: tokens sampled by them keep their
+    version. If a batch cannot be made again exactly, the rest of the journal is given back to be taken anew.
 
     Args:
         store: Holds the frames.
@@ -42,20 +45,98 @@ def replay(
     """
     replayed = 0
     for entry in journal:
-        groups = tuple(store.read_group(group_id) for group_id in entry.group_ids)
-        updates = pack(groups, entry.now, entry.forks)
-        if updates_digest(updates) != entry.digest:
+        batch = remake(entry, store.read_group, pack)
+        if updates_digest(batch.updates) != entry.digest:
             logger.warning(
-                "step %d of the journal cannot be made again exactly (packing settings changed?): its groups and the "
-                "later ones are taken anew",
+                "step %d of the journal cannot be made again exactly (packing settings changed?): its groups "
+                "and the later ones are taken anew",
                 entry.step,
             )
-            store.truncate_journal(entry.step - len(updates), incarnation=incarnation)
+            store.truncate_journal(entry.step - len(batch.updates), incarnation=incarnation)
             return replayed
         store.record(entry, incarnation=incarnation)
-        train(JournaledBatch(entry, updates, groups))
+        train(batch)
         replayed += 1
+        fault_point("replayed", entry.step)
         published = published_digest(PolicyVersion(entry.now.incarnation, entry.step))
-        if published is not None and published == current_digest():
+        if published is None:
+            continue
+        if published == current_digest():
             store.advance_fork(entry.step, incarnation=incarnation)
+        else:
+            logger.warning(
+                "step %d was trained again and made other weights than those published", entry.step
+            )
     return replayed
+
+
+class Retrained(NamedTuple):
+    """A journal trained from its beginning.
+
+    Attributes:
+        version: The version that the last batch made.
+        batches: How many there were.
+        compared: Published versions whose weights were made again, bit for bit.
+    """
+
+    version: int
+    batches: int
+    compared: tuple[PolicyVersion, ...]
+
+
+def retrain(
+    journal: Iterable[JournalEntry],
+    read_group: Callable[[str], TakenGroup],
+    pack: Packer,
+    train: Callable[[JournaledBatch], None],
+    published: Mapping[PolicyVersion, str],
+    current_digest: Callable[[], str],
+) -> Retrained:
+    """Train a whole journal from the weights that its run began with; nothing is written anywhere.
+
+    Args:
+        journal: Every entry of the run, in order.
+        read_group: Returns a group from the stored frames.
+        pack: Makes the updates of a batch.
+        train: Trains one batch.
+        published: Digests of versions of the surviving history, to compare with.
+        current_digest: Digest of the weights now.
+
+    Returns:
+        What was made again.
+
+    Raises:
+        StoreError: The journal has a hole, or a batch cannot be packed as it was.
+        WeightsError: The weights differ from those of a published version, the first that does.
+    """
+    step, batches = 0, 0
+    compared: list[PolicyVersion] = []
+    for entry in journal:
+        if entry.now.version != step:
+            raise StoreError(
+                "the journal does not hold every batch",
+                got=f"a batch for version {entry.now.version}",
+                limit=f"one for version {step}",
+                remedy="Only a run with learner.keep_consumed=true keeps its whole journal.",
+            )
+        batch = remake(entry, read_group, pack)
+        if updates_digest(batch.updates) != entry.digest:
+            raise StoreError(f"the batch of step {entry.step} cannot be packed again as it was")
+        train(batch)
+        step, batches = entry.step, batches + 1
+        for version in (known for known in published if known.version == step):
+            digest = current_digest()
+            if digest != published[version]:
+                raise WeightsError(
+                    f"training the journal again makes other weights than {tuple(version)}, as published",
+                    got=digest,
+                    limit=published[version],
+                )
+            compared.append(version)
+    return Retrained(step, batches, tuple(compared))
+
+
+def remake(entry: JournalEntry, read_group: Callable[[str], TakenGroup], pack: Packer) -> JournaledBatch:
+    """Pack a batch of the journal again, from the stored frames."""
+    groups = tuple(read_group(group_id) for group_id in entry.group_ids)
+    return JournaledBatch(entry, pack(groups, entry.now, entry.forks), groups)

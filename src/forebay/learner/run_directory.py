@@ -145,6 +145,10 @@ class RunDirectory:
         """Unique name of the run."""
         return self.manifest.run_id
 
+    def fileno(self) -> int:
+        """Return the descriptor of the lock: it is held until every process that inherited it has closed it."""
+        return self._lock.fileno()
+
     def close(self) -> None:
         """Let another process run here."""
         self._lock.close()
@@ -204,7 +208,7 @@ def read_run_manifest(path: Path) -> RunManifest:
     source = RunLayout(path).manifest
     try:
         manifest = msgspec.json.decode(source.read_bytes(), type=RunManifest)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{path} is not a run directory", remedy="Check the path.") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source} is damaged: {error}", remedy="Start a new run elsewhere.") from error

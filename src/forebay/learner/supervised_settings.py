@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -17,3 +19,6 @@ class SupervisedSettings(BaseModel):
     noise: float = Field(0.0, ge=0, lt=1, description="Share of mistaken turns in demonstrations that are made.")
     epochs: int = Field(3, ge=1, description="Times that every demonstration is shown.")
     batch_tokens: int = Field(4096, ge=1, description="Tokens of one optimizer step, about.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Type of the weights that are written; they are trained in float32."
+    )

@@ -1,17 +1,17 @@
 """What one optimizer step computes: gradients of packed rows under `shard_map`, then one guarded update.
 
-The gradient function runs under `jax.shard_map` over `("data", "fsdp", "tensor")`; one device is a mesh of sizes 1 and
-runs the same code. Parameters are gathered over `fsdp` block by block inside the scan; the transpose of that gather
-scatters and adds their gradients, and the transpose of sharing a parameter over `data` adds them over `data`. The
-update is an ordinary `jit` on the sharded arrays: the partitioner then computes the global norm over all shards, and
-the optimizer stays optax as published.
+The gradient function runs under `jax.shard_map` over `("data", "fsdp", "tensor")`; one device is a mesh of
+sizes 1 and runs the same code. Parameters are gathered over `fsdp` block by block inside the scan; the
+transpose of that gather scatters and adds their gradients, and the transpose of sharing a parameter over
+`data` adds them over `data`. The update is an ordinary `jit` on the sharded arrays: the partitioner then
+computes the global norm over all shards, and the optimizer stays optax as published.
 
 Legend: B rows, T tokens.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -162,6 +162,9 @@ def apply_gradients(
     return chosen, jax.tree.map(jnp.zeros_like, accumulator), stats
 
 
-def snapshot(params: Params) -> Params:
-    """Copy parameters to host memory that no later step can touch: published parameters are never donated buffers."""
-    return jax.tree.map(lambda leaf: np.array(leaf, copy=True), jax.device_get(params))
+def snapshot(tree: Any) -> Any:
+    """Copy a tree of arrays to host memory that no later step can touch.
+
+    Whatever outlives a step, the published parameters above all, is a snapshot: state buffers are donated.
+    """
+    return jax.tree.map(lambda leaf: np.array(leaf, copy=True), jax.device_get(tree))

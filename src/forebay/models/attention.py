@@ -40,7 +40,7 @@ def attention(
 
 
 def attention_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
-    """Return which query (second axis) may see which key (last axis): earlier or itself, same segment, no padding."""
+    """Return which query (second axis) sees which key (last axis): not later, same segment, no padding."""
     index = jnp.arange(segment_ids.shape[1])
     return _mask(segment_ids, segment_ids, index, index)
 

@@ -1,10 +1,11 @@
 """Blockwise attention: online softmax over blocks of keys, so that memory is linear in the row.
 
-Blocks that a block of queries cannot see (later ones, and those before its first segment) are skipped, so the time
-goes with the length of the segments and not with the length of the row. Rows are worked on one after the other: the
-working set stays in a CPU's cache.
+Blocks that a block of queries cannot see (later ones, and those before its first segment) are skipped, so the
+time goes with the length of the segments and not with the length of the row. Rows are worked on one after the
+other: the working set stays in a CPU's cache.
 
-Legend: B rows, T tokens, H query heads, N key-value heads, G = H / N, K head size, C tokens of a block, J = T / C
+Legend: B rows, T tokens, H query heads, N key-value heads, G = H / N, K head size, C tokens of a block, J = T
+    / C
 blocks, Q = G * C queries of a block.
 
 References:
@@ -51,26 +52,35 @@ def blockwise_attention(
     length = q.shape[1]
     padding = ((0, 0), (0, -length % block_tokens))
     segments = jnp.pad(segment_ids, padding)
-    blocks = (_to_blocks(jnp.pad(value, (*padding, (0, 0), (0, 0))), k.shape[2], block_tokens) for value in (q, k, v))
+    blocks = (
+        _to_blocks(jnp.pad(value, (*padding, (0, 0), (0, 0))), k.shape[2], block_tokens)
+        for value in (q, k, v)
+    )
     ranges = _visible_blocks(segments, block_tokens)
     cut = segments.reshape(segments.shape[0], -1, block_tokens)
     mixed = jax.lax.map(lambda args: _attend(*args), (*blocks, _Row(cut, *ranges)))
     return _from_blocks(mixed, q.shape[2], block_tokens)[:, :length]
 
 
-def _to_blocks(heads: Float[Array, "B T H K"], num_kv_heads: int, block_tokens: int) -> Float[Array, "B J N Q K"]:
+def _to_blocks(
+    heads: Float[Array, "B T H K"], num_kv_heads: int, block_tokens: int
+) -> Float[Array, "B J N Q K"]:
     rows, _, num_heads, head_size = heads.shape
     cut = heads.reshape(rows, -1, block_tokens, num_kv_heads, num_heads // num_kv_heads, head_size)
     return cut.transpose(0, 1, 3, 4, 2, 5).reshape(rows, cut.shape[1], num_kv_heads, -1, head_size)
 
 
-def _from_blocks(blocks: Float[Array, "B J N Q K"], num_heads: int, block_tokens: int) -> Float[Array, "B T H K"]:
+def _from_blocks(
+    blocks: Float[Array, "B J N Q K"], num_heads: int, block_tokens: int
+) -> Float[Array, "B T H K"]:
     rows, num_blocks, num_kv_heads, _, head_size = blocks.shape
     split = blocks.reshape(rows, num_blocks, num_kv_heads, -1, block_tokens, head_size)
     return split.transpose(0, 1, 4, 2, 3, 5).reshape(rows, -1, num_heads, head_size)
 
 
-def _visible_blocks(segments: Int[Array, "B T"], block_tokens: int) -> tuple[Int[Array, "B J"], Int[Array, "B J"]]:
+def _visible_blocks(
+    segments: Int[Array, "B T"], block_tokens: int
+) -> tuple[Int[Array, "B J"], Int[Array, "B J"]]:
     """Return the first block that each block of queries sees, and the one after its last."""
     index = jnp.arange(segments.shape[1])
     starts = segments != jnp.pad(segments, ((0, 0), (1, 0)))[:, :-1]
@@ -154,5 +164,5 @@ def _dot(subscripts: str, left: Array, right: Array) -> Array:
 
 
 def _full(like: Array, shape: tuple[int, ...], fill: float) -> Array:
-    """Return a float32 constant that varies over the same mesh axes as `like`, as the state of a loop must."""
+    """Return a float32 constant that varies over the mesh axes of `like`, as the state of a loop must."""
     return jnp.full_like(like, fill, shape=shape, dtype=jnp.float32)

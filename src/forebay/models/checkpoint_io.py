@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by name only once this is imported
 import numpy as np
 from numpy.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
@@ -16,10 +17,11 @@ from safetensors.numpy import save_file
 
 from forebay.errors import ModelError
 from forebay.models.config import CONFIG_FILE, ModelConfig, load_config
-from forebay.models.hf import from_hf_tensors, to_hf_tensors
+from forebay.models.hf import check_shapes, from_hf_tensors, to_hf_tensors
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_T = TypeVar("_T")
 _DOWNLOAD_AGAIN = "Download or export the model again."
 
 
@@ -70,8 +72,13 @@ def save_model(
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def cast(tensors: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
+    """Return tensors of a type by name, `float32` or `bfloat16`; rounded to nearest."""
+    return {name: tensor.astype(np.dtype(dtype)) for name, tensor in tensors.items()}
+
+
 def write_tensors(directory: Path, tensors: dict[str, np.ndarray], max_shard_bytes: int) -> None:
-    """Write tensors as one safetensors file, or as shards with an index when they exceed `max_shard_bytes`."""
+    """Write tensors as one safetensors file, or as shards with an index beyond `max_shard_bytes`."""
     shards = _split(tensors, max_shard_bytes)
     if len(shards) == 1:
         save_file(shards[0], directory / SINGLE_FILE, metadata={"format": "pt"})
@@ -92,19 +99,33 @@ def read_tensors(directory: Path) -> dict[str, np.ndarray]:
     Raises:
         ModelError: A file is missing or damaged, or the index names a tensor that its file lacks.
     """
+    return _read_files(directory, lambda file, name: file.get_tensor(name))
+
+
+def check_model(directory: Path, config: ModelConfig) -> None:
+    """Check a model directory by the headers of its files; no tensor is read.
+
+    Raises:
+        ModelError: A file is missing or cut short, or holds the tensors of another model.
+    """
+    shapes = _read_files(directory, lambda file, name: tuple(file.get_slice(name).get_shape()))
+    check_shapes(shapes, config)
+
+
+def _read_files(directory: Path, read: Callable[[Any, str], _T]) -> dict[str, _T]:
     index_path = directory / INDEX_FILE
     if not index_path.is_file():
-        return _read_file(directory / SINGLE_FILE)
+        return _read_file(directory / SINGLE_FILE, read)
     weight_map = _read_index(index_path)
-    tensors: dict[str, np.ndarray] = {}
+    found: dict[str, _T] = {}
     for name in sorted(set(weight_map.values())):
-        tensors |= _read_file(directory / name)
-    missing = sorted(set(weight_map) - set(tensors))
+        found |= _read_file(directory / name, read)
+    missing = sorted(set(weight_map) - set(found))
     if missing:
         raise ModelError(
             f"{index_path} names tensors that no file holds: {', '.join(missing[:6])}", remedy=_DOWNLOAD_AGAIN
         )
-    return tensors
+    return found
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -119,12 +140,13 @@ def _read_index(path: Path) -> dict[str, str]:
     return names
 
 
-def _read_file(path: Path) -> dict[str, np.ndarray]:
+def _read_file(path: Path, read: Callable[[Any, str], _T]) -> dict[str, _T]:
     if not path.is_file():
         raise ModelError(f"model weights not found: {path}", remedy=_DOWNLOAD_AGAIN)
     try:
         with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}
+            names = file.keys()
+            return {name: read(file, name) for name in names}
     except SafetensorError as error:
         size_bytes = path.stat().st_size
         raise ModelError(

@@ -1,7 +1,7 @@
 """What a model is: the sizes and constants of a Llama-family decoder, read from a Hugging Face `config.json`.
 
-A feature that the forward pass does not compute is refused by name here, because ignoring one (a rope scaling, a
-bias) gives wrong numbers without an error.
+A feature that the forward pass does not compute is refused by name here, because ignoring one (a rope
+scaling, a bias) gives wrong numbers without an error.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal
 from forebay.errors import ModelError
 
 CONFIG_FILE = "config.json"
+_ANOTHER_MODEL = "Choose a model without it: computing it as if it were not there would give wrong numbers."
 _REQUIRED_VALUES: dict[str, tuple[object, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
@@ -32,7 +33,8 @@ class RopeScaling:
     Args:
         kind: `linear` divides every frequency by `factor`; `llama3` divides only the slow ones.
         factor: The stretch, >= 1.
-        low_freq_factor: `llama3`: wavelengths above `original_max_position / low_freq_factor` are divided whole.
+        low_freq_factor: `llama3`: wavelengths above `original_max_position / low_freq_factor` are divided
+            whole.
         high_freq_factor: `llama3`: wavelengths below `original_max_position / high_freq_factor` are kept.
         original_max_position: `llama3`: the context of the pretraining, tokens.
     """
@@ -61,8 +63,8 @@ class ModelConfig:
 
     Args:
         vocab_size: Rows of the embedding and columns of the logits, padding rows included.
-        num_real_tokens: Ids the tokenizer knows; ids from here to `vocab_size` are padding and have probability 0
-            in the sampler and in the learner.
+        num_real_tokens: Ids the tokenizer knows; ids from here to `vocab_size` are padding and have
+            probability 0 in the sampler and in the learner.
         hidden_size: Width of the residual stream.
         intermediate_size: Width of the feed-forward layer.
         num_layers: Number of blocks.
@@ -113,7 +115,9 @@ class ModelConfig:
                 f"num_heads {self.num_heads} is not a multiple of num_kv_heads", got=self.num_kv_heads
             )
         if self.head_size % 2:
-            raise ModelError("head_size must be even, because rotary positions pair channels", got=self.head_size)
+            raise ModelError(
+                "head_size must be even, because rotary positions pair channels", got=self.head_size
+            )
 
     @property
     def num_parameters(self) -> int:
@@ -124,7 +128,7 @@ class ModelConfig:
         return embeddings + self.num_layers * block + self.hidden_size
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the configuration as a Hugging Face `config.json` object; `from_hf` reads it back unchanged."""
+        """Return the Hugging Face `config.json` object; `from_hf` reads it back unchanged."""
         entry: dict[str, Any] = {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -147,7 +151,8 @@ class ModelConfig:
 
         Args:
             entry: The parsed `config.json`.
-            num_real_tokens: Size of the tokenizer's vocabulary; by default what the entry says, else `vocab_size`.
+            num_real_tokens: Size of the tokenizer's vocabulary; by default what the entry says, else
+                `vocab_size`.
 
         Raises:
             ModelError: A missing key, a wrong type, or a feature that is not supported, named.
@@ -242,11 +247,19 @@ def _integer(values: Mapping[str, Any], key: str) -> int:
 
 def _refuse_unsupported(entry: Mapping[str, Any]) -> None:
     if entry.get("model_type") != "llama":
-        raise ModelError("unsupported model_type", got=repr(entry.get("model_type")), limit="'llama'")
+        raise ModelError(
+            "unsupported model_type",
+            got=repr(entry.get("model_type")),
+            limit="'llama'",
+            remedy=_ANOTHER_MODEL,
+        )
     for key, allowed in _REQUIRED_VALUES.items():
         if entry.get(key) not in allowed:
             raise ModelError(
-                f"unsupported model feature {key}", got=repr(entry[key]), limit=repr(allowed[0])
+                f"unsupported model feature {key}",
+                got=repr(entry[key]),
+                limit=repr(allowed[0]),
+                remedy=_ANOTHER_MODEL,
             )
 
 
@@ -255,12 +268,18 @@ def _rope_scaling(entry: Mapping[str, Any]) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind not in ("linear", "llama3"):
-        raise ModelError("unsupported rope_scaling type", got=repr(kind), limit="'default', 'linear', 'llama3'")
-    needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor",
-                                                "original_max_position_embeddings")}[kind]
+        raise ModelError(
+            "unsupported rope_scaling type", got=repr(kind), limit="'default', 'linear', 'llama3'"
+        )
+    needed = {
+        "linear": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    }[kind]
     missing = [key for key in needed if not isinstance(entry.get(key), int | float)]
     if missing:
-        raise ModelError(f"rope_scaling of type {kind} needs a number for {', '.join(missing)}", got=dict(entry))
+        raise ModelError(
+            f"rope_scaling of type {kind} needs a number for {', '.join(missing)}", got=dict(entry)
+        )
     if kind == "linear":
         return RopeScaling("linear", float(entry["factor"]))
     return RopeScaling(

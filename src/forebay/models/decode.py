@@ -3,9 +3,9 @@
 Legend: S slots, M cached tokens per slot, N key-value heads, H query heads, K head size, P tokens of a chunk,
 R rows of a prefill, V vocabulary.
 
-Blocks are written out and each has its own cache arrays: looping over stacked caches copies them at every token.
-Heads come before tokens in the cache, so that attention reads it in place; with tokens first it was transposed at every
-token, which took most of the step on a CPU.
+Blocks are written out and each has its own cache arrays: looping over stacked caches copies them at every
+token. Heads come before tokens in the cache, so that attention reads it in place; with tokens first it was
+transposed at every token, which took most of the step on a CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class KVCache(NamedTuple):
     values: tuple[Float[Array, "S N M K"], ...]
 
 
-def init_cache(config: ModelConfig, num_slots: int, max_length: int, dtype: DTypeLike = jnp.float32) -> KVCache:
+def init_cache(
+    config: ModelConfig, num_slots: int, max_length: int, dtype: DTypeLike = jnp.float32
+) -> KVCache:
     """Return an empty cache; what a slot holds beyond its length is never read."""
     shape = (num_slots, config.num_kv_heads, max_length, config.head_size)
 
@@ -42,7 +44,7 @@ def init_cache(config: ModelConfig, num_slots: int, max_length: int, dtype: DTyp
 
 
 def decode_params(params: Params, dtype: DTypeLike = jnp.float32) -> Params:
-    """Prepare a parameter tree for `prefill` and `decode_step`: compute type, blocks split. Once per weight load."""
+    """Prepare a tree for `prefill` and `decode_step`, once per weight load: compute type, blocks split."""
     return split_layers(cast(params, dtype))
 
 
@@ -70,8 +72,8 @@ def prefill(
         window: Static; reads only the first `window` cached tokens. Needs `starts + lengths <= window`.
 
     Returns:
-        The cache, and float32 logits after the last token of each chunk (padding ids at -inf). Only the logits of a
-        prompt's last chunk predict its first new token.
+        The cache, and float32 logits after the last token of each chunk (padding ids at -inf). Only the
+        logits of a prompt's last chunk predict its first new token.
     """
     num_slots, _, max_length, _ = cache.keys[0].shape
     offsets = jnp.arange(tokens.shape[1])
@@ -102,10 +104,11 @@ def decode_step(
         config: The model.
         cache: Current cache; donate it.
         tokens: [S] int32, the newest token of each slot, not yet in the cache.
-        lengths: [S] int32, tokens that the slot already holds, which is also where `tokens` is written. A slot that
-            is idle may be given anything: what is written there is beyond its length and is overwritten before it is
-            read. A value >= M writes nothing.
-        window: Static; reads only the first `window` cached tokens. Needs `lengths < window` in slots that matter.
+        lengths: [S] int32, tokens that the slot already holds, which is also where `tokens` is written. A
+            slot that is idle may be given anything: what is written there is beyond its length and is
+            overwritten before it is read. A value >= M writes nothing.
+        window: Static; reads only the first `window` cached tokens. Needs `lengths < window` in slots that
+            matter.
 
     Returns:
         The cache, and float32 logits [S, V] with padding ids at -inf.
@@ -126,7 +129,7 @@ def _run(
     where: tuple[Array, Array],
     seen: tuple[Array | None, Array],
 ) -> tuple[Float[Array, "R P D"], KVCache]:
-    """Run all blocks; write keys and values at `where`, attend to the cached rows and tokens named by `seen`."""
+    """Run all blocks; write keys and values at `where`, attend to the rows and tokens named by `seen`."""
     turn = rotation(config, positions.reshape(-1))
     rows, visible = seen
     slots, columns = where
@@ -134,7 +137,9 @@ def _run(
     written: list[tuple[Array, Array]] = []
     for layer, *sides in zip(params["layers"], cache.keys, cache.values, strict=True):
 
-        def attend(q: Array, k: Array, v: Array, sides: list[Array] = sides) -> tuple[Array, tuple[Array, ...]]:
+        def attend(
+            q: Array, k: Array, v: Array, sides: list[Array] = sides
+        ) -> tuple[Array, tuple[Array, ...]]:
             new = (heads.reshape(*tokens.shape, *heads.shape[1:]) for heads in (k, v))
             cached = tuple(
                 side.at[slots, :, columns].set(heads.astype(side.dtype), mode="drop")

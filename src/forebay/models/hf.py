@@ -32,18 +32,19 @@ def from_hf_tensors(
     """Build a parameter tree from Hugging Face tensors.
 
     Args:
-        tensors: Arrays by Hugging Face name, any float type. A tied model may carry an `lm_head.weight` equal to its
-            embedding; it is ignored.
+        tensors: Arrays by Hugging Face name, any float type. A tied model may carry an `lm_head.weight` equal
+            to its embedding; it is ignored.
         config: The model they belong to.
         dtype: Type of the returned arrays.
 
     Returns:
-        The tree of `layout.PARAMETERS`, NumPy arrays; arrays under `layers` have a leading axis of `num_layers`.
+        The tree of `layout.PARAMETERS`, NumPy arrays; arrays under `layers` have a leading axis of
+        `num_layers`.
 
     Raises:
         ModelError: Tensors that are missing, unexpected or of another shape; all are named.
     """
-    _check(tensors, config)
+    check_shapes({name: tensor.shape for name, tensor in tensors.items()}, config)
     tree: dict[str, Any] = {}
     for parameter in parameters_of(config):
         if not parameter.in_layers:
@@ -60,7 +61,9 @@ def from_hf_tensors(
 
 
 def to_hf_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.ndarray]:
-    """Return the Hugging Face tensors of a parameter tree, in file order; a tied model has no `lm_head.weight`.
+    """Return the Hugging Face tensors of a parameter tree, in file order.
+
+    A tied model has no `lm_head.weight`.
 
     Args:
         params: The tree of `layout.PARAMETERS`, arrays that NumPy can read.
@@ -76,9 +79,38 @@ def to_hf_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, n
     return tensors
 
 
-def _from_hf(
-    tensor: np.ndarray, parameter: Parameter, config: ModelConfig, dtype: DTypeLike
-) -> np.ndarray:
+def check_shapes(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) -> None:
+    """Check that tensors are those of a model.
+
+    Args:
+        shapes: Shapes by Hugging Face name.
+        config: The model they should belong to.
+
+    Raises:
+        ModelError: Tensors that are missing, unexpected or of another shape; all are named.
+    """
+    expected = hf_shapes(config)
+    ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    problems = [f"missing {name}" for name in expected if name not in shapes]
+    problems += [
+        f"unexpected {name}"
+        for name in shapes
+        if name not in expected and name not in ignored and not name.endswith(_IGNORED_SUFFIXES)
+    ]
+    problems += [
+        f"{name} has shape {list(shapes[name])} instead of {list(shape)}"
+        for name, shape in expected.items()
+        if name in shapes and shapes[name] != shape
+    ]
+    if problems:
+        more = f" and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
+        raise ModelError(
+            f"the tensors do not fit the model configuration: {'; '.join(problems[:_MAX_NAMED])}{more}",
+            remedy="Check that config.json and the safetensors files belong to the same model.",
+        )
+
+
+def _from_hf(tensor: np.ndarray, parameter: Parameter, config: ModelConfig, dtype: DTypeLike) -> np.ndarray:
     value = tensor.T if parameter.num_input_axes else tensor
     return np.ascontiguousarray(value.astype(dtype)).reshape(parameter.shape(config))
 
@@ -87,25 +119,3 @@ def _to_hf(value: np.ndarray, parameter: Parameter, config: ModelConfig) -> np.n
     if not parameter.num_input_axes:
         return np.ascontiguousarray(value)
     return np.ascontiguousarray(value.reshape(parameter.hf_shape(config)[::-1]).T)
-
-
-def _check(tensors: Mapping[str, np.ndarray], config: ModelConfig) -> None:
-    expected = hf_shapes(config)
-    ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    problems = [f"missing {name}" for name in expected if name not in tensors]
-    problems += [
-        f"unexpected {name}"
-        for name in tensors
-        if name not in expected and name not in ignored and not name.endswith(_IGNORED_SUFFIXES)
-    ]
-    problems += [
-        f"{name} has shape {list(tensors[name].shape)} instead of {list(shape)}"
-        for name, shape in expected.items()
-        if name in tensors and tensors[name].shape != shape
-    ]
-    if problems:
-        more = f" and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
-        raise ModelError(
-            f"the tensors do not fit the model configuration: {'; '.join(problems[:_MAX_NAMED])}{more}",
-            remedy="Check that config.json and the safetensors files belong to the same model.",
-        )

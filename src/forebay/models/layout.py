@@ -1,7 +1,7 @@
 """The one table of a model's parameters: where each lives in the tree, its shape, and its Hugging Face name.
 
-Initialization, loading, saving, publishing and sharding all read `PARAMETERS`; a parameter is added or renamed here
-and nowhere else.
+Initialization, loading, saving, publishing and sharding all read `PARAMETERS`; a parameter is added or
+renamed here and nowhere else.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Parameter(NamedTuple):
         name: Key in the parameter tree; block parameters live under `layers`, stacked on a leading axis.
         hf_name: Name of the Hugging Face tensor; `{layer}` is the index of the block.
         axes: Logical axes of the array, without the layer axis; `sharding.MESH_AXES` says how each is split.
-        num_input_axes: How many leading axes are contracted with the activations. Hugging Face keeps a linear map
-            as [outputs, inputs]; the tree keeps it as [*inputs, *outputs]. 0 means that both sides agree.
+        num_input_axes: How many leading axes are contracted with the activations. Hugging Face keeps a linear
+            map as [outputs, inputs]; the tree keeps it as [*inputs, *outputs]. 0 means that both sides agree.
     """
 
     name: str

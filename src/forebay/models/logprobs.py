@@ -27,10 +27,10 @@ def token_logprobs(
     compute: ComputeSettings = ComputeSettings(),
     axes: Axes = UNSHARDED,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """Return logprob and entropy of every token under softmax(logits / temperature), aligned to the token itself.
+    """Return every token's logprob and entropy under softmax(logits / temperature), aligned to the token.
 
-    `logprobs[b, t] = log p(tokens[b, t] | earlier tokens of the segment)`. A segment's first token and padding have
-    no distribution here: both results are 0 there.
+    `logprobs[b, t] = log p(tokens[b, t] | earlier tokens of the segment)`. A segment's first token and
+    padding have no distribution here: both results are 0 there.
 
     Args:
         params: Parameter tree with stacked blocks; inside a `shard_map`, the local shards.
@@ -38,7 +38,8 @@ def token_logprobs(
         tokens: [B, T] int32.
         segment_ids: [B, T] int32, 0 = padding.
         positions: [B, T] int32, restarting in every segment.
-        temperature: [B, T] float32, the temperature that the token was sampled with; <= 0 (greedy) counts as 1.
+        temperature: [B, T] float32, the temperature that the token was sampled with; <= 0 (greedy) counts as
+            1.
         compute: Types, remat, attention and the chunk of the loss.
         axes: Mesh axes this runs under.
 
@@ -85,7 +86,7 @@ def _chunked_scores(
     chunk_tokens: int,
     axes: Axes,
 ) -> tuple[Float[Array, " S"], Float[Array, " S"]]:
-    """Score the targets chunk by chunk; the backward pass recomputes each chunk's logits, so [S, V] never exists."""
+    """Score chunk by chunk; the backward pass recomputes each chunk's logits, so [S, V] never exists."""
 
     @jax.checkpoint
     def chunk_scores(chunk: tuple[Array, Array, Array]) -> tuple[Array, Array]:

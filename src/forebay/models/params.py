@@ -21,7 +21,9 @@ _INIT_STD = 0.02
 
 
 def init_params(config: ModelConfig, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
-    """Draw a new model: norms 1, projections into the residual stream N(0, 0.02 / sqrt(2 L)), the rest N(0, 0.02).
+    """Draw a new model.
+
+    Norms are 1, projections into the residual stream N(0, 0.02 / sqrt(2 L)), the rest N(0, 0.02).
 
     Args:
         config: The model.
@@ -56,7 +58,9 @@ def split_layers(params: Params) -> Params:
     Decoding uses it: slicing stacked weights inside a loop copies them at every token.
     """
     num_layers = jax.tree.leaves(params["layers"])[0].shape[0]
-    layers = tuple(jax.tree.map(lambda leaf: leaf[index], params["layers"]) for index in range(num_layers))
+    layers = tuple(
+        {name: leaf[index] for name, leaf in params["layers"].items()} for index in range(num_layers)
+    )
     return {**params, "layers": layers}
 
 

@@ -55,9 +55,7 @@ def rotation(config: ModelConfig, positions: Int[Array, "*B"]) -> Rotation:
 def rotate(heads: Float[Array, "*B H K"], by: Rotation) -> Float[Array, "*B H K"]:
     """Rotate channel k with channel k + K/2 (the pairing of Hugging Face checkpoints)."""
     first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate(
-        [first * by.cos - second * by.sin, second * by.cos + first * by.sin], axis=-1
-    )
+    turned = jnp.concatenate([first * by.cos - second * by.sin, second * by.cos + first * by.sin], axis=-1)
     return turned.astype(heads.dtype)
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ComputeSettings(BaseModel):
-    """How the forward and backward passes are computed; none of it changes what is computed beyond rounding."""
+    """How the passes are computed; none of it changes what is computed, beyond rounding."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,7 +38,9 @@ class MeshSettings(BaseModel):
 
     data: int = Field(1, ge=1, description="Copies of the parameters; each takes its share of the rows.")
     fsdp: int = Field(1, ge=1, description="Shards of the parameters; each also takes its share of the rows.")
-    tensor: int = Field(1, ge=1, description="Shards of the heads, the feed-forward width and the vocabulary.")
+    tensor: int = Field(
+        1, ge=1, description="Shards of the heads, the feed-forward width and the vocabulary."
+    )
 
     @property
     def num_devices(self) -> int:
@@ -68,4 +70,6 @@ class ModelSettings(BaseModel):
     num_heads: int = Field(4, ge=1, description="New model: query heads.")
     num_kv_heads: int = Field(2, ge=1, description="New model: key and value heads.")
     max_position: int = Field(512, ge=16, description="New model: longest sequence, tokens.")
-    vocab_multiple: int = Field(16, ge=1, description="New model: the vocabulary is padded to a multiple of this.")
+    vocab_multiple: int = Field(
+        16, ge=1, description="New model: the vocabulary is padded to a multiple of this."
+    )

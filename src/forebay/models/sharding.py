@@ -1,7 +1,7 @@
 """How parameters and rows lie on the device mesh, and the collectives that the model needs because of it.
 
-Parameters are split over `fsdp` along the residual width and over `tensor` along heads, feed-forward width and
-vocabulary; rows are split over `data` and `fsdp`. `MESH_AXES` is the whole rule.
+Parameters are split over `fsdp` along the residual width and over `tensor` along heads, feed-forward width
+and vocabulary; rows are split over `data` and `fsdp`. `MESH_AXES` is the whole rule.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class Axes:
     tensor: str | None = None
 
     def gather(self, value: Array, parameter: Parameter) -> Array:
-        """Return the parameter whole along the residual width; the transpose scatters and adds its gradient."""
+        """Return the parameter whole along the residual width; the transpose scatters its gradient."""
         if self.data is not None:
-            # Varying before the gather, so that gradients are scattered first and only shards are added over `data`.
+            # Varying before the gather, so that gradients are scattered first and only shards are added over
+            # `data`.
             value = jax.lax.pcast(value, self.data, to="varying")
         if self.fsdp is not None:
             axis = parameter.axes.index("embed")

@@ -2,7 +2,8 @@
 
 Training and decoding share `block`; they differ in the attention that they hand to it.
 
-Legend: B rows, T tokens, D model width, H query heads, N key-value heads, K head size, V vocabulary, L layers.
+Legend: B rows, T tokens, D model width, H query heads, N key-value heads, K head size, V vocabulary, L
+    layers.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def forward(
     turn = rotation(config, positions.reshape(-1))
 
     def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
-        rows = (heads.reshape(*tokens.shape, *heads.shape[1:]) for heads in (q, k, v))
-        return attention(*rows, segment_ids, compute).reshape(q.shape), None
+        q_rows, k_rows, v_rows = (heads.reshape(*tokens.shape, *heads.shape[1:]) for heads in (q, k, v))
+        return attention(q_rows, k_rows, v_rows, segment_ids, compute).reshape(q.shape), None
 
     def step(x: Array, layer: Params) -> tuple[Array, None]:
         whole = {name: axes.gather(leaf.astype(dtype), _BY_NAME[name]) for name, leaf in layer.items()}
@@ -76,7 +77,8 @@ def block(
         layer: The block's parameters, whole along D.
         config: The model.
         turn: Rotation of every token.
-        attend: Maps rotated queries, rotated keys and values to the mixed heads and whatever it wants returned.
+        attend: Maps rotated queries, rotated keys and values to the mixed heads and whatever it wants
+            returned.
         axes: Mesh axes this runs under.
 
     Returns:
@@ -139,7 +141,7 @@ def parameter(params: Params, name: str, dtype: DTypeLike, axes: Axes) -> Array:
 
 
 def _remat(step: Callable[..., Any], remat: str) -> Callable[..., Any]:
-    """Wrap a block so that its backward pass recomputes what `remat` says; gathered parameters are never kept."""
+    """Make the backward pass recompute what `remat` says; gathered parameters are never kept."""
     policies = {
         "none": jax.checkpoint_policies.save_anything_except_these_names(GATHERED),
         "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,

@@ -340,6 +340,10 @@ class Store(TaskSource, TrajectorySink, TaskSink, TrajectorySource, Protocol):
         """Apply group deadlines and lease expiries that have passed; return how many groups changed."""
         ...
 
+    def journal(self) -> tuple[JournalEntry, ...]:
+        """Return the journal's entries in order: every consumed batch that is not forgotten."""
+        ...
+
     def scan(self) -> Iterator[OutstandingGroup]:
         """Yield every group that is not yet forgotten, in order of dispatch."""
         ...

@@ -30,13 +30,14 @@ def put_trajectory(transactions: Transactions, trajectory: Trajectory, slot: Slo
         frame=b"" if side_file else frame,
         side_file=side_file,
     )
-    stored = False
     try:
         outcome = transactions.write(lambda ledger: put(ledger, slot, arrival), grows=True)
-        stored = outcome == "accepted"
-    finally:
-        if side_file and not stored:
-            engine.unstage(side_file)
+    except StoreError:
+        # Only here is it known that nothing refers to the file; an interrupted wait leaves it to the sweep.
+        engine.unstage(side_file)
+        raise
+    if side_file and outcome != "accepted":
+        engine.unstage(side_file)
     if isinstance(outcome, StoreError):
         raise outcome
     return outcome

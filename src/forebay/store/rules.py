@@ -113,6 +113,10 @@ class RuleStore:
         """Drop journal entries after `step`; see `TrajectorySource.truncate_journal`."""
         self._write(lambda ledger: journal.truncate(ledger, step, incarnation))
 
+    def journal(self) -> tuple[JournalEntry, ...]:
+        """Return every batch that was consumed and is not forgotten, in order; see `Store.journal`."""
+        return self._read(lambda ledger: tuple(ledger.journal()))
+
     def read_group(self, group_id: str) -> TakenGroup:
         """Return a stored group; see `TrajectorySource.read_group`."""
         group, broken = batches.decode_group_frames(

@@ -74,7 +74,7 @@ class SideFiles:
             ) from error
 
     def remove(self, name: str) -> None:
-        """Remove a file; a missing one is fine."""
+        """Remove a file; a missing one, or the empty name, is fine."""
         if _NAME.fullmatch(name):
             (self._directory / name).unlink(missing_ok=True)
 

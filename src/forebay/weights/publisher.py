@@ -14,6 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from forebay.errors import WeightsError
+from forebay.telemetry.faults import fault_point
 from forebay.trajectory import PolicyVersion, check_name
 from forebay.weights.layout import (
     FORMAT,
@@ -85,6 +86,7 @@ class WeightPublisher:
         try:
             if not self._is_there(version, digest):
                 self._write(version, tensors, digest, dict(metadata or {}))
+            fault_point("weights_written", version.version)
             self._move_marker(version)
             self._retain()
         except OSError as error:

@@ -134,6 +134,27 @@ def test_a_generator_that_is_gone_is_an_error_after_a_few_tries() -> None:
     asyncio.run(scenario())
 
 
+def test_release_on_a_server_without_the_route_is_nothing() -> None:
+    async def scenario() -> None:
+        async with listening(Scripted((404, b"Not Found"))) as address, calling(address) as client:
+            await client.release("e")
+            with pytest.raises(BadRequestError, match="404"):
+                await client.generate(request())
+
+    asyncio.run(scenario())
+
+
+def test_vllm_describes_its_model_and_weights() -> None:
+    async def scenario() -> None:
+        models = {"object": "list", "data": [{"id": "policy", "object": "model", "max_model_len": 4096}]}
+        answers = [(200, json.dumps(models).encode()), (200, b'{"weight_version": "1.38"}')]
+        async with listening(Scripted(*answers)) as address, calling(address) as client:
+            info = await client.info()
+        assert (info.version, info.context, info.model) == (version(38, incarnation=1), 4096, "policy")
+
+    asyncio.run(scenario())
+
+
 def test_a_silent_generator_is_noticed_by_the_heartbeat() -> None:
     async def scenario() -> None:
         script = Scripted(None, healthy=False)

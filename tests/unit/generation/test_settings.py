@@ -15,6 +15,12 @@ def test_given_windows_always_end_with_the_context() -> None:
     assert GeneratorSettings(context=100, kv_windows=(32, 100, 500)).windows == (32, 100)
 
 
+def test_few_sequences_run_over_a_quarter_of_the_slots() -> None:
+    assert GeneratorSettings(slots=32).decode_rows == (8, 32)
+    assert GeneratorSettings(slots=2).decode_rows == (1, 2)
+    assert GeneratorSettings(slots=1).decode_rows == (1,)
+
+
 def test_chunks_fit_the_context() -> None:
     assert GeneratorSettings(context=64, prefill_chunks=(16, 64, 256)).chunks == (16,)
     assert GeneratorSettings(context=8, prefill_chunks=(16,)).chunks == (8,)

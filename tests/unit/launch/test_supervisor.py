@@ -79,6 +79,96 @@ def test_interrupt_stops_everything_and_gives_130(tmp_path: Path) -> None:
     assert supervisor.pids() == {}
 
 
+def stop_when_ready(supervisor: Supervisor, markers: list[Path], *numbers: int) -> None:
+    """Send signals from another thread, the first one when all markers are there."""
+
+    def send() -> None:
+        while not all(marker.exists() for marker in markers):
+            time.sleep(0.01)
+        for number in numbers:
+            supervisor.request_stop(number)
+
+    threading.Thread(target=send).start()
+
+
+def recorder(name: str, record: Path, leads: bool = False) -> ProcessSpec:
+    """A process that marks when it is ready, and writes its name down when it is asked to stop."""
+    touch = f"pathlib.Path({str(record.with_name(name))!r}).touch()"
+    code = (
+        "import pathlib, signal, sys, time\n"
+        f"def stop(*_): open({str(record)!r}, 'a').write('{name} '); sys.exit(0)\n"
+        f"signal.signal(signal.SIGTERM, stop)\n{touch}\ntime.sleep(600)"
+    )
+    return python(name, code, leads)
+
+
+def test_sigterm_stops_the_learner_before_what_serves_it_and_gives_0(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    names = ["generator", "learner", "actor"]
+    specs = [recorder(name, record, leads=name == "learner") for name in names]
+    supervisor = Supervisor(specs, tmp_path, FAST, SystemClock())
+    stop_when_ready(supervisor, [tmp_path / name for name in names], signal.SIGTERM)
+    assert supervisor.run() == 0
+    first, *others = record.read_text().split()
+    assert (first, sorted(others)) == ("learner", ["actor", "generator"])
+    assert supervisor.pids() == {}
+
+
+def test_a_second_signal_kills_what_does_not_stop(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    code = (
+        "import pathlib, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(ready)!r}).touch(); time.sleep(600)"
+    )
+    lines: list[str] = []
+    patient = FAST.model_copy(update={"stop_grace_s": 600.0})
+    supervisor = Supervisor(
+        [python("learner", code, leads=True)], tmp_path, patient, SystemClock(), report=lines.append
+    )
+    stop_when_ready(supervisor, [ready], signal.SIGINT, signal.SIGINT)
+    assert supervisor.run() == 130
+    assert ["killed before it had saved its state" in line for line in lines] == [True]
+
+
+def test_a_learner_that_fails_while_it_stops_is_no_success(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    code = (
+        "import pathlib, signal, sys, time\n"
+        "def stop(*_): print('error: no space left. Free some.'); sys.exit(4)\n"
+        f"signal.signal(signal.SIGTERM, stop)\npathlib.Path({str(ready)!r}).touch(); time.sleep(600)"
+    )
+    supervisor = Supervisor([python("learner", code, leads=True)], tmp_path, FAST, SystemClock())
+    stop_when_ready(supervisor, [ready], signal.SIGTERM)
+    with pytest.raises(
+        PeerFailedError, match="while it was stopping, learner exited with code 4: no space left"
+    ):
+        supervisor.run()
+
+
+def test_a_fatal_error_is_passed_on_as_its_one_line(tmp_path: Path) -> None:
+    code = (
+        "print('some log line'); print('error: batching.groups is odd. Make it even.'); raise SystemExit(2)"
+    )
+    supervisor, end = supervise([python("learner", code, leads=True)], tmp_path)
+    assert (end, supervisor.first_cause) == (2, "learner: batching.groups is odd. Make it even.")
+
+
+def test_a_restart_is_reported_with_cause_and_log(tmp_path: Path) -> None:
+    lines: list[str] = []
+    specs = [
+        python("learner", "import time; time.sleep(600)", leads=True),
+        python("actor", "print('error: the tool is gone. Start it.'); raise SystemExit(4)"),
+    ]
+    supervisor = Supervisor(specs, tmp_path, FAST, SystemClock(), report=lines.append)
+    with pytest.raises(PeerFailedError):
+        supervisor.run()
+    assert lines[0] == (
+        "actor exited with code 4: the tool is gone. Start it.; starting it again in 0.0 s, "
+        f"see {tmp_path / 'actor.log'}"
+    )
+    assert len(lines) == FAST.max_restarts
+
+
 def test_cores_are_divided_and_unknown_ones_refused() -> None:
     assert divide_cpus([0]) == ((0,), (0,))
     assert divide_cpus([0, 1, 2, 3]) == ((0, 1), (2, 3))

@@ -20,7 +20,11 @@ def first_update(settings: OptimizerSettings, gradients: object, params: object)
 
 @pytest.mark.parametrize(
     ("schedule", "expected"),
-    [("constant", [0.25, 1.0, 1.0, 1.0]), ("linear", [0.25, 1.0, 0.55, 0.1]), ("cosine", [0.25, 1.0, 0.55, 0.1])],
+    [
+        ("constant", [0.25, 1.0, 1.0, 1.0]),
+        ("linear", [0.25, 1.0, 0.55, 0.1]),
+        ("cosine", [0.25, 1.0, 0.55, 0.1]),
+    ],
 )
 def test_schedule(schedule: str, expected: list[float]) -> None:
     settings = OptimizerSettings(

@@ -18,7 +18,9 @@ from tests.unit.models import tiny
 def test_an_unplanned_shape_is_refused_instead_of_compiled() -> None:
     built = training.programs()
     rows = built.place(tiny.train_rows([[4], [5]], 16))
-    with pytest.raises(ConfigError, match=r"no compiled accumulate program .*\(got \(2, 16\), limit \[\(4, 24\)\]"):
+    with pytest.raises(
+        ConfigError, match=r"no compiled accumulate program .*\(got \(2, 16\), limit \[\(4, 24\)\]"
+    ):
         built.accumulate(built.init_state(tiny.params()).params, built.zeros(), rows, 1.0)
     assert built.shapes == ((4, training.WIDTH),)
 
@@ -65,7 +67,9 @@ def test_step_stats() -> None:
     change = jax.tree.map(np.subtract, snapshot(state.params), before)
     norm = np.sqrt(sum((leaf.astype(np.float64) ** 2).sum() for leaf in jax.tree.leaves(change)))
     np.testing.assert_allclose(stats.update_norm, norm, rtol=1e-4)
-    np.testing.assert_allclose(stats.learning_rate, training.OPTIMIZER.learning_rate / 2)  # warm-up of 2 steps
+    np.testing.assert_allclose(
+        stats.learning_rate, training.OPTIMIZER.learning_rate / 2
+    )  # warm-up of 2 steps
     assert stats.sums.tokens == training.ROWS.loss_mask.sum()
     assert int(state.step) == 1
 

@@ -58,7 +58,8 @@ def test_blockwise_equals_dense_in_value_and_gradient(block_tokens: int) -> None
         return (attention(q, k, v, segment_ids, settings) * weight).sum()
 
     for values in zip(
-        *(jax.value_and_grad(loss, (1, 2, 3))(kind, q, k, v)[1] for kind in ("blockwise", "dense")), strict=True
+        *(jax.value_and_grad(loss, (1, 2, 3))(kind, q, k, v)[1] for kind in ("blockwise", "dense")),
+        strict=True,
     ):
         np.testing.assert_allclose(*values, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(loss("blockwise", q, k, v), loss("dense", q, k, v), rtol=1e-5)

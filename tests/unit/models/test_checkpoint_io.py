@@ -56,7 +56,7 @@ def test_a_truncated_file_is_named(copied: Path) -> None:
 
 def test_a_missing_shard_is_named(copied: Path) -> None:
     (copied / "model-00001-of-00002.safetensors").unlink()
-    with pytest.raises(ModelError, match="model weights not found: .*model-00001"):
+    with pytest.raises(ModelError, match=r"model weights not found: .*model-00001"):
         load_model(copied)
 
 

@@ -56,9 +56,9 @@ def test_rope_parameters_of_newer_files_are_read() -> None:
 
 
 def test_older_linear_scaling_is_read() -> None:
-    assert ModelConfig.from_hf(hf(rope_scaling={"type": "linear", "factor": 4.0})).rope_scaling == RopeScaling(
-        "linear", 4.0
-    )
+    assert ModelConfig.from_hf(
+        hf(rope_scaling={"type": "linear", "factor": 4.0})
+    ).rope_scaling == RopeScaling("linear", 4.0)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
 
 
 def test_a_missing_directory_and_a_damaged_file_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="model directory not found: .*nowhere"):
+    with pytest.raises(ModelError, match=r"model directory not found: .*nowhere"):
         load_config(tmp_path / "nowhere")
     with pytest.raises(ModelError, match="model configuration not found: "):
         load_config(tmp_path)

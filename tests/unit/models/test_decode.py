@@ -67,7 +67,11 @@ def test_prefill_in_chunks_and_decode_equal_the_training_forward(window: int | N
         # slot 0 goes on from token 3 and slot 1 from token 13; slot 2 is idle and full
         newest = ints(TOKENS[3 + offset], TOKENS[13 + offset], 9)
         cache, logits = step(
-            params, cache=cache, tokens=newest, lengths=ints(3 + offset, 13 + offset, MAX_LENGTH), window=window
+            params,
+            cache=cache,
+            tokens=newest,
+            lengths=ints(3 + offset, 13 + offset, MAX_LENGTH),
+            window=window,
         )
         np.testing.assert_allclose(logits[:2], expected[[3 + offset, 13 + offset]], rtol=1e-4, atol=1e-4)
     assert all((side[2] == 1e4).all() for side in jax.tree.leaves(cache))

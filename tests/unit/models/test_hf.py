@@ -14,7 +14,9 @@ UNTIED = dataclasses.replace(tiny.CONFIG, tie_word_embeddings=False)
 
 def tensors() -> dict[str, np.ndarray]:
     generator = np.random.default_rng(0)
-    return {name: generator.normal(size=shape).astype(np.float32) for name, shape in hf_shapes(UNTIED).items()}
+    return {
+        name: generator.normal(size=shape).astype(np.float32) for name, shape in hf_shapes(UNTIED).items()
+    }
 
 
 def test_round_trip_is_exact() -> None:

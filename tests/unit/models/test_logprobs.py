@@ -22,18 +22,24 @@ CASES = json.loads((Path(__file__).parents[2] / "golden" / "expected.json").read
 
 @functools.partial(jax.jit, static_argnames=("config", "compute"))
 def score(params, tokens, segment_ids, temperature, config=tiny.CONFIG, compute=ComputeSettings()):
-    starts = jnp.where(segment_ids != jnp.pad(segment_ids, ((0, 0), (1, 0)))[:, :-1], jnp.arange(tokens.shape[1]), 0)
+    starts = jnp.where(
+        segment_ids != jnp.pad(segment_ids, ((0, 0), (1, 0)))[:, :-1], jnp.arange(tokens.shape[1]), 0
+    )
     positions = jnp.arange(tokens.shape[1]) - jax.lax.cummax(starts, axis=1)
     return token_logprobs(
         params, config, tokens, segment_ids, positions.astype(jnp.int32), temperature, compute=compute
     )
 
 
-def oracle(tokens: np.ndarray, temperature: float, config: ModelConfig = tiny.CONFIG) -> tuple[np.ndarray, np.ndarray]:
+def oracle(
+    tokens: np.ndarray, temperature: float, config: ModelConfig = tiny.CONFIG
+) -> tuple[np.ndarray, np.ndarray]:
     """Return logprob of tokens[1:] and the entropies, in float64, from the model's logits."""
     row = jnp.asarray(tokens)[None]
     hidden = forward(tiny.params(), config, row, jnp.ones_like(row), jnp.arange(len(tokens))[None])
-    logits = np.asarray(output_logits(hidden, output_table(tiny.params(), hidden.dtype), config), np.float64)[0]
+    logits = np.asarray(output_logits(hidden, output_table(tiny.params(), hidden.dtype), config), np.float64)[
+        0
+    ]
     logits = logits[:, : config.num_real_tokens] / temperature
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     entropy = -(np.exp(logp) * logp).sum(-1)
@@ -87,7 +93,9 @@ def test_c82_padding_ids_have_no_share_of_the_distribution() -> None:
     table = jnp.eye(40)
     for real, expected in ((37, -8.961879), (40, -13.065755)):
         config = dataclasses.replace(tiny.CONFIG, hidden_size=40, num_real_tokens=real)
-        logprob, entropy = module._scores(logits, jnp.array([12]), jnp.ones(1), table, config, module.UNSHARDED)
+        logprob, entropy = module._scores(
+            logits, jnp.array([12]), jnp.ones(1), table, config, module.UNSHARDED
+        )
         np.testing.assert_allclose(logprob, expected, atol=1e-5)
         assert np.isfinite(entropy).all()
         masked = output_logits(logits, table, config)[0]
@@ -136,6 +144,8 @@ def test_c50_no_array_of_all_logits_exists_forward_or_backward() -> None:
         return (logprobs + entropy).sum()
 
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((tokens, 16), (vocab, 16))]
-    compiled = jax.jit(jax.grad(loss, (0, 1))).lower(*shapes, jax.ShapeDtypeStruct((tokens,), jnp.int32)).compile()
+    compiled = (
+        jax.jit(jax.grad(loss, (0, 1))).lower(*shapes, jax.ShapeDtypeStruct((tokens,), jnp.int32)).compile()
+    )
     assert f"f32[{tokens},{vocab}]" not in compiled.as_text()
     assert compiled.memory_analysis().temp_size_in_bytes < tokens * vocab * 4 / 3

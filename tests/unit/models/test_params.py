@@ -25,7 +25,9 @@ def test_scale_of_the_draw() -> None:
     params = init_params(WIDE, jax.random.key(0))
     assert (np.asarray(params["final_norm"]) == 1).all()
     np.testing.assert_allclose(np.std(params["layers"]["up_proj"]), 0.02, rtol=0.05)
-    np.testing.assert_allclose(np.std(params["layers"]["down_proj"]), 0.02 / 2, rtol=0.05)  # sqrt(2 * 2 layers)
+    np.testing.assert_allclose(
+        np.std(params["layers"]["down_proj"]), 0.02 / 2, rtol=0.05
+    )  # sqrt(2 * 2 layers)
 
 
 def test_a_key_decides_the_numbers() -> None:

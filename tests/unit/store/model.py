@@ -159,6 +159,9 @@ class StoreModel:
             self.next_serial += 1
         return len(specs)
 
+    def claimable(self) -> bool:
+        return any(group.of("free") for group in self.groups.values())
+
     def settled(self) -> list[str]:
         return [group.spec.group_id for group in self.live() if group.state == "settled"]
 

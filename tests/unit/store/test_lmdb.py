@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 from forebay.clock import ManualClock
 from forebay.errors import ConfigError, StoreError
 from forebay.store import Slot, StoreSettings, count_lost, open_store
+from forebay.store.kv import Txn
 from forebay.store.records import payload_key
 from forebay.store.rules import RuleStore
 from forebay.trajectory import PolicyVersion
@@ -84,6 +88,37 @@ def test_a_full_file_brakes_until_the_learner_commits(tmp_path: Path) -> None:
     assert count_lost(store.stats()) == 0
     assert store.audit() == ()
     assert (tmp_path / "data.mdb").stat().st_size <= 2 * MIB + 256 * 1024
+    store.close()
+
+
+def test_an_operation_that_fails_halfway_leaves_its_neighbors_in_the_same_commit(tmp_path: Path) -> None:
+    store = open_at(tmp_path)
+    engine = store._transactions.engine
+    entered, gathered = threading.Event(), threading.Event()
+
+    def hold(txn: Txn) -> None:
+        entered.set()
+        assert gathered.wait(10.0)
+
+    def write(txn: Txn, i: int) -> int:
+        txn.put(b"x/%d" % i, b"")
+        if i % 3 == 0:
+            raise ZeroDivisionError(i)
+        return i
+
+    with ThreadPoolExecutor(10) as pool:
+        first = pool.submit(engine.write, hold, grows=False)
+        assert entered.wait(10.0)
+        rest = [pool.submit(engine.write, functools.partial(write, i=i), grows=True) for i in range(9)]
+        while engine._committer._queue.qsize() < 9:
+            threading.Event().wait(0.001)
+        gathered.set()
+        first.result(10.0)
+        errors = [future.exception(10.0) for future in rest]
+    assert [type(error) for error in errors] == [ZeroDivisionError, type(None), type(None)] * 3
+    assert [future.result() for future in rest if not future.exception()] == [1, 2, 4, 5, 7, 8]
+    kept = engine.read(lambda txn: [key for key, _ in txn.scan(b"x/")])
+    assert kept == [b"x/1", b"x/2", b"x/4", b"x/5", b"x/7", b"x/8"]
     store.close()
 
 

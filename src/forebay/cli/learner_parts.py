@@ -1,0 +1,148 @@
+"""What training and replaying a run are built from alike, so that both compute the same bits."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+
+from forebay.batching.ladder import build_ladder
+from forebay.batching.packing import Bucket
+from forebay.batching.updates import build_updates
+from forebay.cli.runs import Run, builtin_or_path
+from forebay.config import RunConfig
+from forebay.envs.registry import load_task_sets
+from forebay.envs.tasks import TaskStream, WeightedTasks
+from forebay.learner.dispatch import Dispatcher
+from forebay.learner.feed import Feed, Packer
+from forebay.learner.programs import TrainPrograms
+from forebay.learner.train_step import TrainState, snapshot
+from forebay.models.checkpoint_io import load_model
+from forebay.models.config import ModelConfig
+from forebay.models.hf import to_hf_tensors
+from forebay.models.params import Params, init_params
+from forebay.models.sharding import make_mesh
+from forebay.objectives.build import build_objective
+from forebay.objectives.denominators import batch_denominator
+from forebay.objectives.settings import build_advantage
+from forebay.store.protocol import GroupSpec
+from forebay.store.rules import RuleStore
+from forebay.trajectory import PolicyVersion, Task
+from forebay.weights.shard import digest_of
+
+# A group may take this many times its environment's longest episode: for members claimed later, and retries.
+_DEADLINE_EPISODES = 2.0
+
+
+class LearnerParts(NamedTuple):
+    """What decides the numbers of a run.
+
+    Attributes:
+        ladder: Every shape of a micro-batch.
+        programs: The training programs; not yet compiled.
+        pack: From groups to the batches of their updates.
+        recompute: Whether the objective wants the logprobs of the policy before the first update.
+    """
+
+    ladder: tuple[Bucket, ...]
+    programs: TrainPrograms
+    pack: Packer
+    recompute: bool
+
+    def warm_up(self) -> tuple[str, ...]:
+        """Compile every program; return their names."""
+        return self.programs.warm_up(self.ladder, recompute=self.recompute)
+
+
+def make_parts(run: Run) -> LearnerParts:
+    """Return the parts of a run's learner; nothing is compiled yet."""
+    config = run.config
+    ladder = tuple(build_ladder(config.batching, config.mesh.row_multiple))
+    programs = TrainPrograms(
+        run.model,
+        make_mesh(config.mesh),
+        config.optimizer,
+        build_objective(config.objective),
+        config.compute,
+    )
+    pack: Packer = functools.partial(_pack, config=config, ladder=ladder)
+    return LearnerParts(ladder, programs, pack, config.objective.proximal == "recomputed")
+
+
+def initial_params(run: Run) -> Params:
+    """Return the parameters that the run begins with: loaded, or drawn from its seed."""
+    if run.config.model.path is None:
+        return jax.device_get(init_params(run.model, jax.random.key(run.config.run.seed)))
+    return load_model(builtin_or_path(run.config.model.path), num_real_tokens=run.chat.vocabulary)[1]
+
+
+def weights_digest(state: TrainState, model: ModelConfig) -> str:
+    """Return the digest that the weights of a state are published under."""
+    return digest_of(to_hf_tensors(snapshot(state.params), model))
+
+
+def make_feed(
+    config: RunConfig, store: RuleStore, incarnation: int, pack: Packer, dispatcher: Dispatcher
+) -> Feed:
+    """Return the source of a learner's batches; groups that came too late go back to the dispatcher."""
+    return Feed(
+        store,
+        incarnation,
+        store.stats().forks,
+        pack,
+        config.staleness,
+        config.batching.groups,
+        config.updates_per_batch,
+        dispatcher.repeat,
+    )
+
+
+def make_dispatcher(config: RunConfig, store: RuleStore, incarnation: int, last_version: int) -> Dispatcher:
+    """Return what keeps the store filled with a run's groups."""
+    stream = task_stream(config)
+    longest_s = max(settings.episode_timeout_s for settings in config.environment.values())
+
+    def make_group(serial: int, task: Task | None, min_version: PolicyVersion) -> GroupSpec:
+        return GroupSpec(
+            group_id=f"g{serial:08d}",
+            serial=serial,
+            task=task or stream.task_at(serial),
+            group_size=config.batching.group_size,
+            min_group_size=config.batching.min_group_size,
+            min_version=min_version,
+            deadline_s=longest_s * _DEADLINE_EPISODES,
+            member_bytes=config.member_bytes,
+        )
+
+    return Dispatcher(
+        store,
+        incarnation,
+        make_group,
+        config.staleness,
+        config.batching.groups,
+        config.updates_per_batch,
+        last_version,
+    )
+
+
+def task_stream(config: RunConfig) -> TaskStream:
+    """Return the endless stream of training tasks, environments sharing it by weight."""
+    sources = [
+        WeightedTasks(load_task_sets(settings).train, settings.weight)
+        for settings in config.environment.values()
+    ]
+    return TaskStream(sources, config.run.seed)
+
+
+def _pack(groups: Any, now: PolicyVersion, forks: Any, *, config: RunConfig, ladder: Any) -> Any:
+    return build_updates(
+        groups,
+        now=now,
+        forks=forks,
+        staleness=config.staleness,
+        settings=config.batching,
+        ladder=ladder,
+        advantage=build_advantage(config.objective),
+        denominator=functools.partial(batch_denominator, config.objective),
+    )

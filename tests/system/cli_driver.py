@@ -1,0 +1,33 @@
+"""Runs many short `forebay` commands, each in a process of its own that starts with the program imported.
+
+Reads a JSON list of argument lists, and writes a JSON list of [exit code, stdout, stderr].
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+
+from forebay.cli import main
+
+
+def run(arguments: list[str]) -> tuple[int, str, str]:
+    """Fork, run one command, and return how it ended."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        pid = os.fork()
+        if not pid:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            sys.argv = ["forebay", *arguments]
+            main()
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        out.seek(0)
+        err.seek(0)
+        return os.waitstatus_to_exitcode(status), out.read().decode(), err.read().decode()
+
+
+if __name__ == "__main__":
+    json.dump([run(arguments) for arguments in json.load(sys.stdin)], sys.stdout)

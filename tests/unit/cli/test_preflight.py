@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from forebay.chat import small_chat
+from forebay.cli.preflight import check_address, check_disk, held_out_tasks, require_learner_packages
+from forebay.cli.runs import resolve_model
+from forebay.config import load_config
+from forebay.errors import ConfigError
+
+
+def test_missing_packages_are_one_line_with_the_extra() -> None:
+    require_learner_packages()
+    with pytest.raises(ConfigError, match=r"not installed: no_such_jax\. .*forebay\[learner\]"):
+        require_learner_packages(["json", "no_such_jax"])
+
+
+def test_a_disk_that_is_too_small_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    config = load_config(None)
+    model, _ = resolve_model(config)
+    check_disk(config, tmp_path / "runs" / "x", model)
+    free_bytes = shutil.disk_usage(tmp_path).free
+    # 12 bytes a parameter and checkpoint: this many checkpoints cannot fit.
+    many = load_config(None, [f"learner.keep_checkpoints={free_bytes // (12 * model.num_parameters) + 1}"])
+    with pytest.raises(ConfigError, match=rf"checkpoints x {12 * model.num_parameters} \+ 4 versions x"):
+        check_disk(many, tmp_path / "runs" / "x", model)
+
+
+def test_a_token_and_a_free_port_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=r"generator\.port=0"):
+            check_address(load_config(None, [f"generator.port={port}"]))
+    check_address(load_config(None, [f"generator.port={port}"]))
+    config = load_config(None, ["generator.token_env=FOREBAY_TEST_TOKEN", "generator.port=0"])
+    with pytest.raises(ConfigError, match="FOREBAY_TEST_TOKEN holds no token"):
+        check_address(config)
+    monkeypatch.setenv("FOREBAY_TEST_TOKEN", "secret")
+    check_address(config)
+
+
+def test_held_out_tasks_take_turns_and_are_the_same_every_time() -> None:
+    overrides = [f"environment.{name}.entrypoint=calculator" for name in "ab"]
+    config = load_config(None, [*overrides, "environment.a.num_tasks=40"])
+    tasks = held_out_tasks(config, 6)
+    assert [task.environment for task in tasks] == ["a", "b"] * 3
+    assert held_out_tasks(config, 6) == tasks
+    with pytest.raises(ConfigError, match=r"environment\.NAME\.holdout_fraction"):
+        held_out_tasks(load_config(None, ["environment.calculator.holdout_fraction=0"]), 1)
+
+
+def test_a_new_model_gets_a_padded_vocabulary_and_the_tokenizer_s_stop_tokens() -> None:
+    model, chat = resolve_model(load_config(None, ["model.vocab_multiple=48"]))
+    assert (model.vocab_size, model.num_real_tokens) == (96, small_chat().vocabulary) == (96, chat.vocabulary)
+    assert model.eos_ids == chat.stop_tokens

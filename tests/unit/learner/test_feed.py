@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import threading
+
+import msgspec
+import pytest
+
+from forebay.errors import FencedError
+from forebay.learner.feed import describe
+from forebay.staleness import Choice
+from forebay.trajectory import PolicyVersion
+from tests.unit.learner.small_run import act, make_dispatcher, make_feed, open_at
+from tests.unit.store.builders import make_trajectory
+
+GO = threading.Event()
+
+
+@pytest.fixture
+def store():
+    store = open_at()
+    store.rewind(0)
+    make_dispatcher(store, 0).top_up()
+    return store
+
+
+def test_a_batch_is_in_the_journal_before_it_is_handed_out(store) -> None:
+    act(store)
+    batch = make_feed(store, 0).next(0, GO)
+    assert batch is not None
+    assert batch.entry.group_ids == ("g0", "g1")
+    assert (batch.entry.step, batch.entry.now) == (1, PolicyVersion(0, 0))
+    assert store.journal() == (batch.entry,)
+    assert [group.spec.group_id for group in batch.groups] == ["g0", "g1"]
+    assert sum(update.counts.tokens for update in batch.updates) > 0
+
+
+def test_it_waits_until_it_is_stopped_and_says_for_what(store) -> None:
+    stopping = threading.Event()
+    feed = make_feed(store, 0)
+    thread = threading.Timer(0.4, stopping.set)
+    thread.start()
+    assert feed.next(0, stopping) is None
+    thread.join()
+    assert feed.waits_for == "2 more settled groups"
+    assert store.journal() == ()
+
+
+def test_groups_without_a_fresh_token_are_rejected_by_name_and_posed_again(store) -> None:
+    """Nothing in them was sampled: they can teach nothing, and must not stand in the way."""
+    for slot in store.claim(4, ttl_s=60.0, actor="a", version=PolicyVersion(0, 0)):
+        store.put(make_trajectory(slot, version=None), slot)
+    act(store)
+    repeated: list[str] = []
+    batch = make_feed(store, 0, repeated.append).next(0, GO)
+    assert batch is not None
+    assert batch.entry.group_ids == ("g2", "g3")
+    assert repeated == ["g0", "g1"]
+    counters = store.stats().counters
+    assert counters["rejected.no_fresh_token"] == 2
+    assert counters["trajectories.rejected.no_fresh_token"] == 4
+    assert store.audit() == ()
+
+
+def test_a_stale_group_is_rejected_counted_and_posed_again(store) -> None:
+    act(store)
+    repeated: list[str] = []
+    feed = make_feed(store, 0, repeated.append)
+    batches = [feed.next(version, GO) for version in range(4)]  # max_staleness 4: ten groups were dispatched
+    assert [batch.entry.step for batch in batches if batch] == [1, 2, 3, 4]
+    make_dispatcher(store, 0).top_up()
+    store.publish(PolicyVersion(0, 4), incarnation=0)
+    make_dispatcher(store, 0).top_up()
+    act(store, PolicyVersion(0, 4))
+    batch = feed.next(5, GO)
+    assert batch is not None
+    assert repeated == ["g8", "g9"]
+    assert store.stats().counters["rejected.stale"] == 2
+    assert max(update.stats.staleness_max for update in batch.updates) <= 4
+
+
+def test_a_learner_that_was_replaced_takes_nothing(store) -> None:
+    act(store)
+    feed = make_feed(store, 0)
+    store.rewind(0)
+    with pytest.raises(FencedError):
+        feed.next(0, GO)
+    assert store.journal() == ()
+
+
+def test_c35_groups_of_an_older_incarnation_have_no_negative_lag(store) -> None:
+    """Version 40 of a crashed learner counts as the fork's 38; so does everything sampled meanwhile."""
+    act(store)
+    feed = make_feed(store, 0)
+    for version in range(3):
+        feed.next(version, GO)
+    store.publish(PolicyVersion(0, 3), incarnation=0)
+    make_dispatcher(store, 0).top_up()
+    act(store, PolicyVersion(0, 3))
+    assert store.rewind(1).incarnation == 1
+    store.truncate_journal(1, incarnation=1)
+    batch = make_feed(store, 1).next(1, GO)
+    assert batch is not None
+    lags = []
+    resumed = make_feed(store, 1)
+    for version in range(2, 5):
+        batch = resumed.next(version, GO)
+        assert batch is not None
+        lags.append(max(update.stats.staleness_max for update in batch.updates))
+    # g6 and later were sampled by (0, 3), which stands for version 1, where the new incarnation began.
+    assert lags == [2, 3, 3]
+
+
+def test_describe_names_the_urgent_group_first() -> None:
+    assert describe(Choice(missing=2, urgent="g7")) == "urgent group g7"
+    assert describe(Choice()) == "nothing"
+    assert msgspec.structs.asdict(Choice())["take"] == ()
