@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/utilization.py --json [--quick] [--env-s 1.0] [--stragglers 0.05]
 
-Both trainings are those of `forebay demo`: the same agent, tools and batches, as separate processes over the durable
-store; they differ in max_staleness alone. With one batch outstanding, the synchronous one has all its episodes in
-flight at once, which is its best concurrency. Where the peer script is installed (PEER_SCRIPT), it runs beside them.
+Both trainings are those of `forebay demo`: the same agent, tools and batches, as separate processes over
+the durable store; they differ in max_staleness alone. With one batch outstanding, the synchronous one has
+all its episodes in flight at once, which is its best concurrency. If PEER_SCRIPT names a peer's benchmark
+script, that runs afterwards, alone.
 """
 
 from __future__ import annotations
@@ -58,12 +59,20 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print the JSON object on stdout")
-    parser.add_argument("--quick", action="store_true", help="end within 60 s on 2 cores; too short for steady figures")
+    parser.add_argument(
+        "--quick", action="store_true", help="end within 60 s on 2 cores; too short for steady figures"
+    )
     parser.add_argument("--seconds", type=float, help="training time of each run")
-    parser.add_argument("--env-s", type=float, default=1.0, help="mean time of a tool call, stragglers not counted")
-    parser.add_argument("--stragglers", type=float, default=0.05, help="share of tool calls that take 8 times as long")
+    parser.add_argument(
+        "--env-s", type=float, default=1.0, help="mean time of a tool call, stragglers not counted"
+    )
+    parser.add_argument(
+        "--stragglers", type=float, default=0.05, help="share of tool calls that take 8 times as long"
+    )
     parser.add_argument("--max-staleness", type=int, default=8, help="of the decoupled run")
     parser.add_argument("--directory", help="keep the run directories here")
     parser.add_argument("overrides", nargs="*", help="section.key=value for both runs")

@@ -22,11 +22,11 @@ _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _INTRODUCTION = """\
 # Configuration
 
-A run is one TOML file: `forebay train run.toml`. Every key below may also be given on the command line, where it has
-the last word: `forebay train run.toml learner.steps=200 staleness.max_staleness=0`. A file may build on another one
-with `extends = "base.toml"` as its first line. An unknown key, a wrong type or a combination that could never work is
-an error with file and line. `forebay config show` prints a configuration with every default filled in,
-`forebay config check` checks one, `forebay config diff` compares two.
+A run is one TOML file: `forebay train run.toml`. Every key below may also be given on the command line,
+where it has the last word: `forebay train run.toml learner.steps=200 staleness.max_staleness=0`. A file may
+build on another one with `extends = "base.toml"` as its first line. An unknown key, a wrong type or a
+combination that could never work is an error with file and line. `forebay config show` prints a configuration
+with every default filled in, `forebay config check` checks one, `forebay config diff` compares two.
 
 This page is generated from the settings models by `scripts/config_reference.py`.
 """

@@ -9,5 +9,5 @@ $forebay sft examples/warm_start.toml --to "$to/policy" \
     "model.path=$to/first" \
     environment.calculator.kwargs.instructions=true \
     generator.context=256 batching.max_length=256 batching.row_length=512 batching.rows=8 \
-    supervised.num_demonstrations=2500 supervised.epochs=1 supervised.batch_tokens=8192 \
-    optimizer.learning_rate=5e-4 optimizer.warmup_steps=5 optimizer.decay_until_step=60
+    supervised.dtype=bfloat16 supervised.num_demonstrations=4000 supervised.epochs=2 supervised.batch_tokens=8192 \
+    optimizer.learning_rate=1e-3 optimizer.warmup_steps=10 optimizer.decay_until_step=190

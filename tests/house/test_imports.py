@@ -20,7 +20,12 @@ JAX_FREE_MODULES = (
     "forebay.weights",
 )  # fmt: skip
 # Bodies of commands that compute; each is imported inside its command, so that the others start without JAX.
-COMMAND_BODIES = ("forebay.cli.learning", "forebay.cli.imitating", "forebay.cli.replaying", "forebay.cli.learner_parts")
+COMMAND_BODIES = (
+    "forebay.cli.learning",
+    "forebay.cli.imitating",
+    "forebay.cli.replaying",
+    "forebay.cli.learner_parts",
+)
 
 PROGRAM = """
 import importlib, json, sys
@@ -48,7 +53,9 @@ def test_actor_side_never_imports_jax() -> None:
         module.name
         for module in sources.modules()
         if module.name not in COMMAND_BODIES
-        and (module.name in JAX_FREE_MODULES or module.name.split(".")[1:2] in ([p] for p in JAX_FREE_PACKAGES))
+        and (
+            module.name in JAX_FREE_MODULES or module.name.split(".")[1:2] in ([p] for p in JAX_FREE_PACKAGES)
+        )
     ]
     assert {"forebay.actors", "forebay.store", "forebay.envs", "forebay.wire"} <= set(names)
     assert _imported_by(names) == {}

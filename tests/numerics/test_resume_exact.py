@@ -25,7 +25,9 @@ class Killed(Exception):
 class Process:
     """A learner process over a store, its weights a dictionary, its checkpoints real."""
 
-    def __init__(self, store: RuleStore, checkpoints: Path, published: dict[PolicyVersion, str], dies: str) -> None:
+    def __init__(
+        self, store: RuleStore, checkpoints: Path, published: dict[PolicyVersion, str], dies: str
+    ) -> None:
         self.store, self.published, self.dies = store, published, dies
         self.checkpointer = Checkpointer(checkpoints, durability="os")
         restored = self.checkpointer.restore_newest(small_run.programs().abstract_state)
@@ -45,7 +47,7 @@ class Process:
             self.incarnation,
             small_run.pack,
             self.learner.train,
-            published.get,
+            lambda made: [published[v] for v in published if v.version == made.version],
             self.digest,
         )
 
@@ -82,9 +84,7 @@ class Process:
 def uninterrupted() -> str:
     store = small_run.open_at()
     store.rewind(0)
-    learner = small_run.make_learner(
-        publish=lambda version, params: store.publish(version, incarnation=0)
-    )
+    learner = small_run.make_learner(publish=lambda version, params: store.publish(version, incarnation=0))
     learner.run(small_run.ScriptedSource(store, 0, 0, STEPS), STEPS, lambda: False)
     return small_run.digest(learner.state)
 
@@ -119,7 +119,12 @@ def test_the_journal_replayed_from_stored_frames_gives_every_published_version(t
     Process(store, tmp_path / "checkpoints", published, "never").run()
     again = small_run.make_learner()
     done = retrain(
-        store.journal(), store.read_group, small_run.pack, again.train, published, lambda: small_run.digest(again.state)
+        store.journal(),
+        store.read_group,
+        small_run.pack,
+        again.train,
+        published,
+        lambda: small_run.digest(again.state),
     )
     assert (done.version, done.batches) == (STEPS, STEPS)
     assert done.compared == tuple(PolicyVersion(0, step) for step in range(1, STEPS + 1))
@@ -127,7 +132,9 @@ def test_the_journal_replayed_from_stored_frames_gives_every_published_version(t
     store.close()
 
 
-def test_replay_names_the_first_version_that_differs_and_refuses_a_journal_with_a_hole(tmp_path: Path) -> None:
+def test_replay_names_the_first_version_that_differs_and_refuses_a_journal_with_a_hole(
+    tmp_path: Path,
+) -> None:
     published: dict[PolicyVersion, str] = {}
     store = small_run.open_at(tmp_path / "store")
     Process(store, tmp_path / "checkpoints", published, "never").run()
@@ -136,7 +143,12 @@ def test_replay_names_the_first_version_that_differs_and_refuses_a_journal_with_
 
     def run(journal, digests):
         return retrain(
-            journal, store.read_group, small_run.pack, again.train, digests, lambda: small_run.digest(again.state)
+            journal,
+            store.read_group,
+            small_run.pack,
+            again.train,
+            digests,
+            lambda: small_run.digest(again.state),
         )
 
     with pytest.raises(WeightsError, match=r"other weights than \(0, 2\)"):

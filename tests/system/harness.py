@@ -64,10 +64,12 @@ class Kill:
     again_s: float | None = None
 
 
-def plan_kills(num_kills: int, seed: int, gap_steps: int = 5) -> tuple[Kill, ...]:
+def plan_kills(
+    num_kills: int, seed: int, points: tuple[Point, ...] = POINTS, gap_steps: int = 5
+) -> tuple[Kill, ...]:
     """Plan kills from a seed: half of them at points of the loop, the others at random moments."""
     rng = random.Random(seed)
-    order = rng.sample(POINTS, len(POINTS)) * (1 + num_kills // len(POINTS))
+    order = rng.sample(points, len(points)) * (1 + num_kills // len(points))
     roles: list[Role] = ["all", "generator", "actor", "learner"]
     rng.shuffle(roles)
     kills = []
@@ -194,7 +196,9 @@ class Harness:
             self.kill("learner")
             self._note(dataclasses.replace(kill, point=None))
         deadline_s = time.monotonic() + _POINT_PATIENCE_S
-        self.wait_until(lambda: not self.crash_plan.exists() or time.monotonic() > deadline_s, kill.point or "")
+        self.wait_until(
+            lambda: not self.crash_plan.exists() or time.monotonic() > deadline_s, kill.point or ""
+        )
         if self.crash_plan.exists():  # nothing to replay, say
             self.crash_plan.unlink(missing_ok=True)
             return
@@ -266,7 +270,13 @@ def environment() -> dict[str, str]:
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a forebay command to its end."""
     return subprocess.run(
-        forebay(*arguments), cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=300
+        forebay(*arguments),
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
 
 
@@ -296,6 +306,7 @@ def account(harness: Harness) -> tuple[dict[str, Any], list[str]]:
         "accepted": counters.get("trajectories.accepted", 0),
         "trained": summary.trained,
         "discarded": summary.discarded,
+        "stored": stats.stored_trajectories,
         "lost": count_lost(stats),
         "repeated": count_repeated(lines),
         "replayed_batches": counters.get("replayed", 0),
@@ -317,7 +328,7 @@ def account(harness: Harness) -> tuple[dict[str, Any], list[str]]:
 
 
 def check_journal(store: RuleStore, journal: tuple[JournalEntry, ...], max_staleness: int) -> Iterator[str]:
-    """Yield what is wrong with the consumed batches: a group twice, a version that goes back, a token too old."""
+    """Yield what is wrong with consumed batches: a group twice, versions that go back, a token too old."""
     seen = Counter(group_id for entry in journal for group_id in entry.group_ids)
     yield from (f"{group_id} was consumed {count} times" for group_id, count in seen.items() if count > 1)
     for entry in journal:
@@ -341,7 +352,8 @@ def check_lines(
     consumed = {entry.step: " ".join(entry.group_ids) for entry in journal}
     trained = {line["step"]: line["groups"] for line in lines}
     if whole and consumed != trained:
-        yield f"journal and metrics differ at steps {sorted(s for s in trained if trained[s] != consumed.get(s))}"
+        different = sorted(step for step in trained if trained[step] != consumed.get(step))
+        yield f"journal and metrics differ at steps {different}"
     for step in consumed.keys() & trained.keys():
         if consumed[step] != trained[step]:
             yield f"step {step} trained {trained[step]}, but the journal says {consumed[step]}"

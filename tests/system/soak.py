@@ -1,7 +1,8 @@
 """Kills the processes of a run again and again, lets it finish, and accounts for every trajectory.
 
-`python tests/system/soak.py --kills 20 --seed 1` prints one JSON object: the seed, every kill, the totals, and what is
-wrong. The plan of the kills follows from the seed, in steps and points of the loop, so that a failure can be run again.
+`python tests/system/soak.py --kills 20 --seed 1` prints one JSON object: the seed, every kill, the totals,
+and what is wrong. The plan of the kills follows from the seed, in steps and points of the loop, so that a
+failure can be run again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.system.harness import Harness, account, command, plan_kills
+from tests.system.harness import POINTS, Harness, account, command, plan_kills
 
 
 def soak(directory: Path, num_kills: int, seed: int, *, keep_consumed: bool = True) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def soak(directory: Path, num_kills: int, seed: int, *, keep_consumed: bool = Tr
     steps = 5 * num_kills + 8
     overrides = (f"learner.steps={steps}", f"learner.keep_consumed={str(keep_consumed).lower()}")
     with Harness(directory, overrides) as harness:
-        kills = plan_kills(num_kills, seed)
+        kills = plan_kills(num_kills, seed, POINTS if keep_consumed else (*POINTS, "committed"))
         code = harness.run_through(kills)
         wrong = [] if code == 0 else [f"the training ended with {code}: {harness.tail()}"]
         totals: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Every kind of bad input: one clear line that names the remedy, the documented exit code, and nothing touched."""
+"""Bad input of every kind: one clear line with the remedy, the documented exit code, and nothing touched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own environment and task file through every command, and a run that is interrupted in every way."""
+"""A user's own environment and tasks through every command, and a run that is interrupted and orphaned."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def saved_step(run: Path) -> int:
 def test_an_own_environment_is_trained_exported_evaluated_and_trained_on(workplace: Path) -> None:
     out, err = forebay(workplace, "train", "run.toml")
     run = workplace / "runs" / "mine"
-    assert f"logs in {run / 'logs'}" in err
+    assert f"starting {run}, which compiles first; logs in {run / 'logs'}" in err
     assert "step 3/3" in err
     assert "3 steps; learner busy" in out
     assert "12 accepted, 12 trained, 0 discarded, 0 lost, 0 repeated" in out

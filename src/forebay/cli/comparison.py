@@ -10,10 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from forebay.cli.preflight import preflight
 from forebay.cli.train import supervise
-from forebay.config import load_config
+from forebay.clock import SystemClock
+from forebay.config import RunConfig, load_config
 from forebay.errors import ConfigError
-from forebay.learner.run_directory import RunLayout
+from forebay.learner.run_directory import RunLayout, open_run
 from forebay.telemetry.summary import ComparisonSummary, RunSummary, read_summary, write_summary
 
 CONFIG = Path(__file__).parent.parent / "assets" / "calculator.toml"
@@ -55,15 +57,19 @@ def compare(
         config: What is run.
 
     Raises:
-        ConfigError: The directory holds something else than an earlier comparison.
-        Exit: A run ended with this code, and said why.
+        ConfigError: A setting cannot work, or the directory holds something else than an earlier comparison.
+        RunLockedError: A comparison is going on there.
+        Exit: A run was stopped or ended with this code, and said why.
         PeerFailedError: A process failed too often.
     """
-    _clear(directory)
-    summaries = {
-        name: _run(directory / name, seconds, (*overrides, *extra), config)
+    configs = {
+        name: load_config(config, (*overrides, *extra, *_limits(name, seconds)))
         for name, extra in (("sync", ("staleness.max_staleness=0",)), ("decoupled", ()))
     }
+    for name, settings in configs.items():
+        preflight(settings, directory / name)
+    _clear(directory)
+    summaries = {name: _run(directory / name, settings) for name, settings in configs.items()}
     summary = ComparisonSummary(sync=summaries["sync"], decoupled=summaries["decoupled"])
     write_summary(directory / "summary.json", summary)
     return summary
@@ -83,20 +89,18 @@ def describe(summary: ComparisonSummary, directory: Path) -> str:
     return f"{capture.get()}{directory / 'summary.json'} holds these figures."
 
 
-def _run(path: Path, seconds: float, overrides: Sequence[str], config: Path) -> RunSummary:
-    settings = load_config(
-        config,
-        (
-            *overrides,
-            f"learner.max_time_s={seconds}",
-            f"learner.steps={_ENDLESS_STEPS}",
-            f"run.name={path.name}",
-        ),
+def _limits(name: str, seconds: float) -> tuple[str, ...]:
+    return f"learner.max_time_s={seconds}", f"learner.steps={_ENDLESS_STEPS}", f"run.name={name}"
+
+
+def _run(path: Path, config: RunConfig) -> RunSummary:
+    typer.echo(
+        f"{path.name}: max_staleness {config.staleness.max_staleness}, {config.learner.max_time_s:.0f} s",
+        err=True,
     )
-    typer.echo(f"{path.name}: max_staleness {settings.staleness.max_staleness}, {seconds:.0f} s", err=True)
-    code = supervise(settings, path)
-    if code:
-        raise typer.Exit(code)
+    ending = supervise(config, path)
+    if ending.code or ending.stopped:
+        raise typer.Exit(ending.code)
     return read_summary(RunLayout(path).summary, RunSummary)
 
 
@@ -109,6 +113,10 @@ def _clear(directory: Path) -> None:
             f"{directory} holds something else: {', '.join(sorted(strangers)[:4])}",
             remedy="Choose another --directory.",
         )
+    for entry in directory.iterdir():
+        if RunLayout(entry).manifest.exists():
+            # Held for a moment: what is going on there must not lose its files.
+            open_run(entry, config={}, seeds={}, clock=SystemClock(), mode="resume").close()
     shutil.rmtree(directory)
 
 

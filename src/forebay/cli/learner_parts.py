@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from forebay.cli.runs import Run, builtin_or_path
 from forebay.config import RunConfig
 from forebay.envs.registry import load_task_sets
 from forebay.envs.tasks import TaskStream, WeightedTasks
+from forebay.errors import WeightsError
 from forebay.learner.dispatch import Dispatcher
 from forebay.learner.feed import Feed, Packer
 from forebay.learner.programs import TrainPrograms
@@ -29,7 +31,10 @@ from forebay.objectives.settings import build_advantage
 from forebay.store.protocol import GroupSpec
 from forebay.store.rules import RuleStore
 from forebay.trajectory import PolicyVersion, Task
+from forebay.weights.reader import WeightReader
 from forebay.weights.shard import digest_of
+
+logger = logging.getLogger(__name__)
 
 # A group may take this many times its environment's longest episode: for members claimed later, and retries.
 _DEADLINE_EPISODES = 2.0
@@ -73,13 +78,25 @@ def make_parts(run: Run) -> LearnerParts:
 def initial_params(run: Run) -> Params:
     """Return the parameters that the run begins with: loaded, or drawn from its seed."""
     if run.config.model.path is None:
-        return jax.device_get(init_params(run.model, jax.random.key(run.config.run.seed)))
+        drawn: Params = jax.device_get(init_params(run.model, jax.random.key(run.config.run.seed)))
+        return drawn
     return load_model(builtin_or_path(run.config.model.path), num_real_tokens=run.chat.vocabulary)[1]
 
 
 def weights_digest(state: TrainState, model: ModelConfig) -> str:
     """Return the digest that the weights of a state are published under."""
     return digest_of(to_hf_tensors(snapshot(state.params), model))
+
+
+def published_digests(reader: WeightReader) -> dict[PolicyVersion, str]:
+    """Return the digest of every version that is still there, oldest first; damaged ones are left out."""
+    digests: dict[PolicyVersion, str] = {}
+    for version in reader.versions():
+        try:
+            digests[version] = reader.digest(version)
+        except WeightsError as error:
+            logger.warning("cannot compare with version %s: %s", tuple(version), error)
+    return digests
 
 
 def make_feed(

@@ -16,6 +16,7 @@ from forebay.cli.learner_parts import (
     make_dispatcher,
     make_feed,
     make_parts,
+    published_digests,
     weights_digest,
 )
 from forebay.cli.runs import Run
@@ -24,7 +25,6 @@ from forebay.launch.placement import move_thread_to
 from forebay.learner.bare import BareSpeed
 from forebay.learner.checkpoint import Checkpointer
 from forebay.learner.checkpoint_manifest import CheckpointCursor
-from forebay.learner.compiles import CompileCounter
 from forebay.learner.feed import JournaledBatch
 from forebay.learner.loop import Learner
 from forebay.learner.meter import Meter, summarize_run
@@ -32,6 +32,7 @@ from forebay.learner.publishing import Publisher
 from forebay.learner.replay import replay
 from forebay.learner.source import WatchedSource
 from forebay.learner.train_step import TrainState, snapshot
+from forebay.models.compiles import CompileCounter
 from forebay.models.hf import to_hf_tensors
 from forebay.models.params import Params
 from forebay.store.protocol import Rewound
@@ -120,6 +121,7 @@ class LearnerSession:
         self.learner = self._make_learner(state, PolicyVersion(rewound.incarnation, step))
         self.compiles.mark_warm()
         self._replay(rewound)
+        self.meter.restart()
         if self.incarnation or self.learner.version.version:
             self.learner.publish()
 
@@ -132,17 +134,22 @@ class LearnerSession:
             source = self._make_source()
             stack.callback(source.stop)
             self.learner.run(source, self.last_version, self._ended)
+            self.shares = self.strip.read()
 
     def finish(self) -> None:
         """Save and publish what was trained last, and write the summary."""
         self.learner.checkpoint()
         self.checkpointer.wait()
         self.publisher.flush()
-        shares = self.strip.read()
+        if self.store.stats().published < self.learner.version:  # it ended between two publications
+            self.learner.publish()
+            self.publisher.flush()
+        # Actors have nothing left to do, so this is the step alone.
+        self.bare.calibrate(self.parts.programs, self.learner.state, self.parts.ladder)
         config = self.config
         summary = summarize_run(
             self.meter,
-            shares,
+            self.shares,
             self.store.stats(),
             self.run.layout.metrics,
             max_staleness=config.staleness.max_staleness,
@@ -184,15 +191,18 @@ class LearnerSession:
     def _replay(self, rewound: Rewound) -> None:
         if not rewound.journal:
             return
-        reader = WeightReader(self.run.layout.weights)
-        known = set(reader.versions())
+        known = published_digests(WeightReader(self.run.layout.weights))
         count = replay(
             self.store,
             rewound.journal,
             rewound.incarnation,
             self.parts.pack,
             self.learner.train,
-            lambda version: reader.digest(version) if version in known else None,
+            lambda made: [
+                digest
+                for version, digest in known.items()
+                if version.version == made.version and version.incarnation >= made.incarnation
+            ],
             lambda: weights_digest(self.learner.state, self.run.model),
         )
         logger.info("replayed %d batches; continuing at version %d", count, self.learner.version.version)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import closing
 
-from forebay.cli.learner_parts import initial_params, make_parts, weights_digest
+from forebay.cli.learner_parts import initial_params, make_parts, published_digests, weights_digest
 from forebay.cli.runs import Run
 from forebay.clock import SystemClock
 from forebay.errors import ConfigError, WeightsError
@@ -27,8 +27,8 @@ _REPORT_EVERY = 20
 def replay_run(run: Run) -> Retrained:
     """Train the journal of a run again, from its initial weights, and compare with what the run published.
 
-    Weights, journal and trajectories stay as they are. Bits are comparable only on the same kind of machine, with as
-    many cores for the learner as the run had.
+    Weights, journal and trajectories stay as they are. Bits are comparable only on the same kind of machine,
+    with as many cores for the learner as the run had.
 
     Args:
         run: A run with `learner.keep_consumed=true`.
@@ -88,8 +88,8 @@ def surviving_digests(reader: WeightReader, stats: StoreStats) -> dict[PolicyVer
         stats: Its store, which knows where each incarnation began.
     """
     return {
-        version: reader.digest(version)
-        for version in reader.versions()
+        version: digest
+        for version, digest in published_digests(reader).items()
         if effective_version(version, stats.forks, stats.incarnation) == version.version
     }
 

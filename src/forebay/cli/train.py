@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -39,16 +39,28 @@ def train(
         preflight(settings, settings.run.path)
         typer.echo(to_toml(settings))
         return
-    code = supervise(settings)
-    if code == 0:
+    ending = supervise(settings)
+    if ending.stopped:
+        typer.echo(f"stopped; the same command goes on with {settings.run.path}", err=True)
+    elif ending.code == 0:
         typer.echo(farewell(settings.run.path))
-    elif code == 130:
-        typer.echo(f"interrupted; the same command goes on with {settings.run.path}", err=True)
-    if code:
-        raise typer.Exit(code)
+    if ending.code:
+        raise typer.Exit(ending.code)
 
 
-def supervise(config: RunConfig, path: Path | None = None) -> int:
+class Ending(NamedTuple):
+    """How a training ended.
+
+    Attributes:
+        code: Exit code: 0 when done or stopped by SIGTERM, 2, 3, or 130 after SIGINT.
+        stopped: Whether it was asked to stop; it can be resumed.
+    """
+
+    code: int
+    stopped: bool
+
+
+def supervise(config: RunConfig, path: Path | None = None) -> Ending:
     """Run a whole training on this machine until it is done.
 
     Args:
@@ -56,7 +68,7 @@ def supervise(config: RunConfig, path: Path | None = None) -> int:
         path: The run directory, if not the configured one.
 
     Returns:
-        The exit code: 0 when done or stopped in order, 2, 3 or 130; the error of 2 and 3 has been printed.
+        How it ended; the error behind 2 and 3 has been printed.
 
     Raises:
         ConfigError: What would fail, found before anything was started.
@@ -71,12 +83,12 @@ def supervise(config: RunConfig, path: Path | None = None) -> int:
         with ProgressPrinter(_num_updates(config), SystemClock()) as printer:
             supervisor = _supervisor(run, directory, printer)
             verb = "resuming" if directory.resumed else "starting"
-            _say(f"{verb} {run.layout.path}; logs in {run.layout.logs}")
+            _say(f"{verb} {run.layout.path}, which compiles first; logs in {run.layout.logs}")
             with _signals_to(supervisor):
                 code = supervisor.run()
         if code in (2, 3) and supervisor.first_cause:
             typer.echo(f"error: {supervisor.first_cause}", err=True)
-        return code
+        return Ending(code, supervisor.stopped)
 
 
 def processes(run: Run) -> Iterator[ProcessSpec]:

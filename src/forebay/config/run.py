@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -58,7 +59,9 @@ class RunConfig(BaseModel):
     run: RunSettings = RunSettings()
     model: ModelSettings = ModelSettings()
     environment: dict[str, EnvironmentSettings] = Field(
-        {"calculator": EnvironmentSettings(name="calculator")}, min_length=1, description="Environments by name."
+        {"calculator": EnvironmentSettings(name="calculator")},
+        min_length=1,
+        description="Environments by name.",
     )
     store: StoreSettings = StoreSettings()
     staleness: StalenessSettings = StalenessSettings()
@@ -136,6 +139,12 @@ class RunConfig(BaseModel):
                 got='store.engine="memory"',
                 remedy='Set store.engine="lmdb".',
             )
+        for name, environment in self.environment.items():
+            if not _is_finite([environment.kwargs, environment.tasks_kwargs]):
+                raise ConfigError(
+                    f"environment.{name}.kwargs and tasks_kwargs are kept as JSON: it has no inf and no nan",
+                    remedy="Use a large number, or a string that the environment understands.",
+                )
         if self.generator.token_env is None and not _is_loopback(self.generator.host):
             raise ConfigError(
                 "generator.host is open to the network and there is no token",
@@ -183,6 +192,12 @@ def _checked_name(value: str, what: str) -> str:
         return check_name(value, what)
     except RecordError as error:
         raise ValueError(str(error)) from None
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict | list | tuple):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _is_loopback(host: str) -> bool:

@@ -42,7 +42,7 @@ def read_demonstrations(path: Path) -> Iterator[tuple[Message, ...]]:
 def make_demonstrations(
     settings: EnvironmentSettings, tasks: tuple[Task, ...], *, noise: float, seed: int
 ) -> Iterator[tuple[Message, ...]]:
-    """Yield a conversation per task from an environment that can make them.
+    """Yield a conversation per task, made by the environment.
 
     The environment's class needs a static `demonstrate(tasks, *, noise, seed, **kwargs)` that yields tuples of
     messages; it gets the environment's `kwargs` too.

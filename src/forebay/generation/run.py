@@ -19,7 +19,6 @@ import xxhash
 from forebay.clock import Clock, SystemClock
 from forebay.errors import ConfigError, ForebayError, GenerationError
 from forebay.generation.client import read_token
-from forebay.generation.compiles import CompileCounter
 from forebay.generation.engine import JaxExecutor, check_context, prepare_weights
 from forebay.generation.local import LocalGenerator
 from forebay.generation.protocol import GeneratorInfo
@@ -27,6 +26,7 @@ from forebay.generation.scheduler import Scheduler
 from forebay.generation.server import Routes
 from forebay.generation.settings import GeneratorSettings
 from forebay.generation.watcher import WeightSource, WeightWatcher
+from forebay.models.compiles import CompileCounter
 from forebay.models.config import ModelConfig
 from forebay.trajectory import PolicyVersion
 from forebay.weights.reader import WeightReader
@@ -89,7 +89,7 @@ class GeneratorService:
         log.info(
             "serving weights %s; %d programs compiled in %.1f s; saved rows take up to %.0f MB",
             tuple(version),
-            self.compiles.count,
+            len(self.compiles.programs),
             self._clock.monotonic_s() - started_s,
             executor.row_bytes * (self._settings.parked_episodes + self._settings.shared_prefixes) / 1e6,
         )
@@ -189,7 +189,7 @@ def _uvicorn_config(
     routes = Routes(
         service.generator,
         watch=service.watcher.counters,
-        compiles=lambda: service.compiles.count,
+        compiles=lambda: len(service.compiles.programs),
         vocabulary=service.generator.limits.vocabulary,
         context=settings.context,
         max_body_bytes=settings.max_body_bytes,

@@ -29,6 +29,11 @@ class Supervisor:
         on_tick: Called about ten times a second.
         report: Called with a line for each process that died and is started again.
         inherited: File descriptors that every process keeps open: the run's lock lasts as long as they do.
+
+    Attributes:
+        first_cause: Why the first process of the latest series of failures ended.
+        num_restarts: How often a process was started again.
+        stopped: Whether the end was asked for.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Supervisor:
         self._stops: list[int] = []
         self.first_cause: str | None = None
         self.num_restarts = 0
+        self.stopped = False
 
     def pids(self) -> dict[str, int]:
         """Return the process id of every living child, by name."""
@@ -80,7 +86,8 @@ class Supervisor:
         finally:
             self._stop_all(done=code == 0)
             self._on_tick()
-        return self._stopped() if code is None else code
+        self.stopped = code is None
+        return self._stopped_code() if code is None else code
 
     def _check_all(self) -> int | None:
         now_s = self._clock.monotonic_s()
@@ -156,7 +163,7 @@ class Supervisor:
                 process.kill()
             process.wait()
 
-    def _stopped(self) -> int:
+    def _stopped_code(self) -> int:
         for child in self._children:
             code = child.process.poll() if child.process and child.spec.leads else 0
             if code == -signal.SIGKILL:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 
 import jax
@@ -16,6 +17,25 @@ from forebay.learner.train_step import TrainState
 
 _REPEATS = 5
 _SEGMENTS_PER_ROW = 4
+
+
+class BareWork:
+    """Useful work, in calls of each program on full rows; what a call takes is measured apart.
+
+    Attributes:
+        updates: Calls of the optimizer.
+        calls: Calls of the gradient program, by shape.
+    """
+
+    def __init__(self) -> None:
+        self.updates = 0.0
+        self.calls: defaultdict[Bucket, float] = defaultdict(float)
+
+    def add(self, other: BareWork) -> None:
+        """Add other work to this."""
+        self.updates += other.updates
+        for bucket, calls in other.calls.items():
+            self.calls[bucket] += calls
 
 
 class BareSpeed:
@@ -52,19 +72,29 @@ class BareSpeed:
             self._apply_s = min(time.perf_counter() - began_s, self._apply_s)
         return state
 
-    def useful_s(self, batch: Batch) -> float:
-        """Return how long the fresh part of a batch would take on full rows; 0 before a calibration.
-
-        Padding costs nothing here, and sampled tokens that are not trained take their share away.
-        """
-        if batch.empty or not self._bucket_s:
+    def seconds(self, work: BareWork) -> float:
+        """Return how long some work would take on full rows; 0 before a calibration."""
+        if not self._bucket_s:
             return 0.0
-        seconds = self._apply_s
-        for micro in batch.micro_batches:
-            real = int(np.count_nonzero(micro.rows.segment_ids))
-            seconds += self._bucket_s[micro.bucket] * real / (micro.bucket.rows * micro.bucket.length)
-        sampled = sum(batch.stats.action_tokens_by_turn)
-        return seconds * batch.counts.tokens / sampled
+        return work.updates * self._apply_s + sum(
+            calls * self._bucket_s[bucket] for bucket, calls in work.calls.items()
+        )
+
+
+def work_of(batch: Batch) -> BareWork:
+    """Return the useful work in a batch.
+
+    Padding is not in it, and sampled tokens that are not trained take their share away.
+    """
+    work = BareWork()
+    if batch.empty:
+        return work
+    share = batch.counts.tokens / sum(batch.stats.action_tokens_by_turn)
+    work.updates = share
+    for micro in batch.micro_batches:
+        real = int(np.count_nonzero(micro.rows.segment_ids))
+        work.calls[micro.bucket] += share * real / (micro.bucket.rows * micro.bucket.length)
+    return work
 
 
 def full_rows(bucket: Bucket) -> TrainRows:

@@ -17,8 +17,8 @@ GroupMaker = Callable[[int, Task | None, PolicyVersion], GroupSpec]
 class Dispatcher:
     """Tops up the outstanding groups whenever credit is free.
 
-    Consumes: credit, computed from the store's state. Waits for: a published version, a dropped group, or `period_s`.
-    Unblocked by: `wake`. Produces: dispatched groups.
+    Consumes: credit, computed from the store's state. Waits for: a published version, a dropped group, or
+    `period_s`. Unblocked by: `wake`. Produces: dispatched groups.
 
     Args:
         store: Where groups go.
@@ -119,7 +119,7 @@ class Dispatcher:
 
     def _remember(self, groups: list[GroupSpec]) -> None:
         self._posed |= {group.group_id: group.task for group in groups}
-        # Consumed groups are not forgotten one by one: all but the newest, which cover every outstanding one, go.
+        # Consumed groups are not forgotten one by one: all go but the newest, which cover all outstanding.
         limit = 2 * self._settings.batches_in_flight * self._groups_per_batch
         for group_id in list(self._posed)[: max(0, len(self._posed) - limit)]:
             del self._posed[group_id]

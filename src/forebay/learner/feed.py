@@ -37,7 +37,8 @@ class Feed:
     """The learner's source of batches.
 
     Consumes: settled groups. Waits for: enough of them, fresh enough, or an urgent one. Unblocked by: actors.
-    Produces: journaled batches; the journal is durable before a batch is handed out, so that no crash trains it twice.
+    Produces: journaled batches; the journal is durable before a batch is handed out, so that no crash trains
+    it twice.
 
     Args:
         store: Where groups come from.
@@ -69,6 +70,7 @@ class Feed:
         self._groups_per_batch = groups_per_batch
         self._updates_per_batch = updates_per_batch
         self._repeat = repeat
+        self._num_barren = 0
         self.waits_for = "the first groups"
 
     def next(self, version: int, stopping: threading.Event) -> JournaledBatch | None:
@@ -91,7 +93,7 @@ class Feed:
             groups, choice = self._store.take(
                 incarnation=self._incarnation, choose=choose, timeout_s=_TAKE_TIMEOUT_S
             )
-            self.waits_for = describe(choice)
+            self.waits_for = describe(choice, self._num_barren)
             for group_id in choice.stale:
                 self._repeat(group_id)
             if groups:
@@ -105,6 +107,7 @@ class Feed:
         updates = self._pack(groups, now, self._forks)
         fault_point("packed", now.version)
         if all(update.empty for update in updates):
+            self._num_barren += len(groups)
             for group in groups:
                 self._store.reject(
                     group.spec.group_id, incarnation=self._incarnation, reason="no_fresh_token"
@@ -119,19 +122,25 @@ class Feed:
             digest=updates_digest(updates),
         )
         self._store.record(entry, incarnation=self._incarnation)
+        self._num_barren = 0
         fault_point("recorded", entry.step)
         return JournaledBatch(entry, updates, groups)
 
 
-def describe(choice: Choice) -> str:
+def describe(choice: Choice, num_barren: int = 0) -> str:
     """Name what the learner waits for.
+
+    Args:
+        choice: What it saw last.
+        num_barren: Groups since the last batch that had nothing to train: masked, or never scored.
 
     Example:
         >>> describe(Choice(missing=3))
         '3 more settled groups'
     """
+    barren = f", the last {num_barren} having had no fresh token" if num_barren else ""
     if choice.urgent is not None:
-        return f"urgent group {choice.urgent}"
+        return f"urgent group {choice.urgent}{barren}"
     if choice.missing:
-        return f"{choice.missing} more settled groups"
+        return f"{choice.missing} more settled groups{barren}"
     return "nothing"

@@ -136,8 +136,9 @@ class Learner:
 
     def _step(self, update: Batch) -> StepStats:
         """Accumulate the micro-batches, then update once; returns when the device is done."""
-        for micro in update.micro_batches:
-            rows = self.programs.place(micro.rows)
+        with self._strip.span("packing"):
+            placed = [self.programs.place(micro.rows) for micro in update.micro_batches]
+        for rows in placed:
             self._accumulator = self.programs.accumulate(
                 self.state.params, self._accumulator, rows, update.denominator
             )
@@ -162,8 +163,8 @@ class Learner:
         self._nonfinite_in_a_row = self._nonfinite_in_a_row + 1 if bad else 0
         if self._nonfinite_in_a_row >= self._settings.max_nonfinite_steps:
             raise NonFiniteError(
-                f"loss or gradient was not finite in {self._nonfinite_in_a_row} batches in a row, the last at version "
-                f"{self.version.version}",
+                f"loss or gradient was not finite in {self._nonfinite_in_a_row} batches in a row, "
+                f"the last at version {self.version.version}",
                 limit=f"learner.max_nonfinite_steps={self._settings.max_nonfinite_steps}",
                 remedy="Lower optimizer.learning_rate, or look at the last lines of metrics.jsonl.",
             )

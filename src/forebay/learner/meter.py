@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.batching.batch import Batch
-from forebay.learner.bare import BareSpeed
+from forebay.learner.bare import BareSpeed, BareWork, work_of
 from forebay.learner.feed import JournaledBatch
 from forebay.learner.train_step import StepStats
 from forebay.objectives.inputs import LossSums, summarize
@@ -23,7 +22,7 @@ from forebay.telemetry.spans import TimeShares, TimeStrip
 from forebay.telemetry.summary import RunSummary
 from forebay.trajectory import PolicyVersion, Trajectory
 
-_REWARD_BATCHES = 3
+_MIN_REWARD_BATCHES = 3
 
 
 class Window(msgspec.Struct):
@@ -33,7 +32,7 @@ class Window(msgspec.Struct):
         batches: Batches trained.
         updates: Optimizer updates.
         fresh_tokens: Action tokens trained.
-        useful_s: Time that the bare step would have needed for them, on full rows.
+        work: What the bare step would have had to do for them, on full rows.
         step_s: Time of the steps.
         environment_s: Time of environment steps.
         environment_steps: Environment steps.
@@ -42,7 +41,7 @@ class Window(msgspec.Struct):
     batches: int = 0
     updates: int = 0
     fresh_tokens: int = 0
-    useful_s: float = 0.0
+    work: BareWork = msgspec.field(default_factory=BareWork)
     step_s: float = 0.0
     environment_s: float = 0.0
     environment_steps: int = 0
@@ -71,7 +70,7 @@ class Meter:
     ) -> None:
         self._writer = writer
         self._strip = strip
-        self._bare = bare
+        self.bare = bare
         self._compiles = compiles
         self._store_stats = store_stats
         self._warmup_batches = warmup_batches
@@ -98,6 +97,11 @@ class Meter:
         elif self.batches > self._warmup_batches:
             self._grow_window(batch, step_s)
 
+    def restart(self) -> None:
+        """Forget what was measured, a replay for instance: warm-up begins anew."""
+        self.batches = 0
+        self._begin_window()
+
     def _begin_window(self) -> None:
         self._strip.restart()
         self._before = self._strip.read()
@@ -109,7 +113,7 @@ class Meter:
         window.batches += 1
         window.updates += len(batch.updates)
         window.fresh_tokens += sum(update.counts.tokens for update in batch.updates)
-        window.useful_s += sum(map(self._bare.useful_s, batch.updates))
+        window.work.add(_work(batch))
         window.step_s += step_s
         window.environment_s += sum(step.environment_s for step in steps)
         window.environment_steps += len(steps)
@@ -119,7 +123,7 @@ class Meter:
         interval, self._before = now.minus(self._before), now
         store = self._store_stats()
         fresh_tokens = sum(update.counts.tokens for update in batch.updates)
-        useful_s = sum(map(self._bare.useful_s, batch.updates))
+        useful_s = self.bare.seconds(_work(batch))
         wall_s = max(interval.wall_s, 1e-9)
         return {
             "busy": interval.busy,
@@ -139,7 +143,14 @@ class Meter:
 
 
 def summarize_run(
-    meter: Meter, shares: TimeShares, store: StoreStats, metrics: Path, *, max_staleness: int, group_size: int, compiles: int
+    meter: Meter,
+    shares: TimeShares,
+    store: StoreStats,
+    metrics: Path,
+    *,
+    max_staleness: int,
+    group_size: int,
+    compiles: int,
 ) -> RunSummary:
     """Return the figures of a run: utilization since warm-up of this process, the rest over the whole run.
 
@@ -153,6 +164,9 @@ def summarize_run(
         compiles: Programs built after warm-up.
     """
     window = meter.window
+    # Quick episodes settle first: the first batches alone would flatter. All that began with the first
+    # weights count.
+    ends = max(_MIN_REWARD_BATCHES, max_staleness + 1)
     lines = surviving_lines(read_metrics(metrics))
     rewards = [line["reward"] for line in lines if line.get("reward") is not None]
     counters = store.counters
@@ -160,7 +174,7 @@ def summarize_run(
     fresh = sum(line["fresh_tokens"] for line in lines)
     return RunSummary(
         busy=shares.busy if window.batches else None,
-        goodput=_ratio(window.useful_s, shares.wall_s) if window.batches else None,
+        goodput=_ratio(meter.bare.seconds(window.work), shares.wall_s) if window.batches else None,
         starved=shares.share("starved") if window.batches else None,
         steps=lines[-1]["step"] if lines else 0,
         steps_per_s=_ratio(window.updates, shares.wall_s),
@@ -169,8 +183,8 @@ def summarize_run(
         group_size=group_size,
         step_s=_ratio(window.step_s, window.updates),
         env_s=_ratio(window.environment_s, window.environment_steps),
-        reward_first=_mean(rewards[:_REWARD_BATCHES]),
-        reward_last=_mean(rewards[-_REWARD_BATCHES:]),
+        reward_first=_mean(rewards[:ends]),
+        reward_last=_mean(rewards[-ends:]),
         staleness_max=max((line["staleness_max"] for line in lines), default=0),
         staleness_mean=_ratio(sum(line["staleness"] * line["fresh_tokens"] for line in lines), fresh),
         discarded=rejected + sum(line["discarded"] for line in lines),
@@ -184,7 +198,7 @@ def summarize_run(
 
 
 def surviving_lines(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines of the history that survived: a step trained again replaces what it and later steps were."""
+    """Return the lines of the surviving history: a step trained again replaces itself and all later ones."""
     kept: list[dict[str, Any]] = []
     for line in lines:
         while kept and kept[-1]["step"] >= line["step"]:
@@ -194,9 +208,16 @@ def surviving_lines(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def count_repeated(lines: Iterable[dict[str, Any]]) -> int:
-    """Return how many groups occur in more than one batch of the surviving history, each surplus counting once."""
+    """Return how many groups occur in more than one batch, each surplus counting once."""
     seen = Counter(group_id for line in lines for group_id in line["groups"].split())
     return sum(count - 1 for count in seen.values())
+
+
+def _work(batch: JournaledBatch) -> BareWork:
+    work = BareWork()
+    for update in batch.updates:
+        work.add(work_of(update))
+    return work
 
 
 def _batch_values(batch: JournaledBatch) -> dict[str, Value]:
@@ -220,8 +241,20 @@ def _batch_values(batch: JournaledBatch) -> dict[str, Value]:
         "truncated": first.truncated,
         "branches": sum(update.stats.branches for update in batch.updates),
         "zero_spread_groups": sum(update.stats.zero_spread_groups for update in batch.updates),
+        "too_long": sum(len(update.stats.too_long) for update in batch.updates),
+        **_counts("fresh_tokens.staleness", [update.stats.staleness_histogram for update in batch.updates]),
+        **_counts("action_tokens.turn", [update.stats.action_tokens_by_turn for update in batch.updates]),
+        **_counts("fresh_tokens.turn", [update.stats.fresh_tokens_by_turn for update in batch.updates]),
         **{f"environment.{name}": value for name, value in _episode_metrics(trajectories).items()},
     }
+
+
+def _counts(name: str, histograms: Sequence[Sequence[int]]) -> dict[str, Value]:
+    """Return the sum of histograms, one value per bin: `NAME.BIN`."""
+    totals: Counter[int] = Counter()
+    for histogram in histograms:
+        totals.update(dict(enumerate(histogram)))
+    return {f"{name}.{index}": count for index, count in sorted(totals.items())}
 
 
 def _episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -234,7 +267,9 @@ def _episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def _step_values(stats: Sequence[StepStats]) -> dict[str, Value]:
     if not stats:
         return {}
-    sums = LossSums(*(sum(float(value) for value in values) for values in zip(*(s.sums for s in stats), strict=True)))
+    sums = LossSums(
+        *(sum(float(value) for value in values) for values in zip(*(s.sums for s in stats), strict=True))
+    )
     diagnostics = dataclasses.asdict(summarize(sums))
     diagnostics["loss"] /= len(stats)
     del diagnostics["fresh_tokens"]

@@ -15,7 +15,7 @@ Publish = Callable[[PolicyVersion, Any], None]
 class Publisher:
     """Writes one version at a time in the background; a version that is overtaken while it waits is skipped.
 
-    Consumes: host copies of the parameters. Waits for: the file system. Produces: published versions, in order.
+    Consumes: host copies of the parameters. Waits for: the file system. Produces: versions, in order.
 
     Args:
         publish: Writes one version and tells the store; runs in the background thread.

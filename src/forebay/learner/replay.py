@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from forebay.batching.updates import updates_digest
@@ -22,14 +22,15 @@ def replay(
     incarnation: int,
     pack: Packer,
     train: Callable[[JournaledBatch], None],
-    published_digest: Callable[[PolicyVersion], str | None],
+    published_digests: Callable[[PolicyVersion], Collection[str]],
     current_digest: Callable[[], str],
 ) -> int:
     """Train the journal's batches again, in order.
 
-    A batch is packed as it was, from the same groups at the same version. Where the weights that it makes again
-    are those that were published, bit for bit, the fork moves forward to them: tokens sampled by them keep their
-    version. If a batch cannot be made again exactly, the rest of the journal is given back to be taken anew.
+    A batch is packed as it was, from the same groups at the same version. Where the weights that it makes
+    again are those that were published, bit for bit, the fork moves forward to them: tokens sampled by them
+    keep their version. If a batch cannot be made again exactly, the rest of the journal is given back to be
+    taken anew.
 
     Args:
         store: Holds the frames.
@@ -37,7 +38,8 @@ def replay(
         incarnation: The resuming learner's.
         pack: Makes the updates of a batch.
         train: Trains one batch.
-        published_digest: Digest of the weights published as a version, or None if they are gone.
+        published_digests: Digests of the weights published under a version's number, by its incarnation or by
+            later ones, as far as they are still there.
         current_digest: Digest of the learner's weights now.
 
     Returns:
@@ -58,10 +60,10 @@ def replay(
         train(batch)
         replayed += 1
         fault_point("replayed", entry.step)
-        published = published_digest(PolicyVersion(entry.now.incarnation, entry.step))
-        if published is None:
+        published = set(published_digests(PolicyVersion(entry.now.incarnation, entry.step)))
+        if not published:
             continue
-        if published == current_digest():
+        if published == {current_digest()}:
             store.advance_fork(entry.step, incarnation=incarnation)
         else:
             logger.warning(

@@ -146,7 +146,7 @@ class RunDirectory:
         return self.manifest.run_id
 
     def fileno(self) -> int:
-        """Return the descriptor of the lock: it is held until every process that inherited it has closed it."""
+        """Return the descriptor of the lock, held until every process that inherited it has ended."""
         return self._lock.fileno()
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ class LearnerSettings(BaseModel):
     def _publishes_before_it_ends(self) -> Self:
         if self.publish_every > self.steps:
             raise ValueError(
-                f"learner.publish_every={self.publish_every} exceeds learner.steps={self.steps}: the run would end "
-                f"before its first publication. Lower publish_every."
+                f"learner.publish_every={self.publish_every} exceeds learner.steps={self.steps}: the run "
+                f"would end before its first publication. Lower publish_every."
             )
         return self

@@ -1,4 +1,4 @@
-"""The learner's wait: for the next batch, with a watchdog over everybody who could be the reason that none comes."""
+"""The learner's wait for the next batch, with a watchdog over everybody who could be why none comes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class WatchedSource:
         self._first_s: float | None = None
         self._accepted = -1
         watchdog.register("learner", owner="learner", progress=True)
-        watchdog.register("actors", owner="actors", silent_after_s=30.0)
+        watchdog.register("actor pool", owner="actors", silent_after_s=30.0)
 
     @property
     def training_s(self) -> float:
@@ -89,10 +89,10 @@ class WatchedSource:
     def _look(self) -> None:
         stats = self._store_stats()
         accepted = stats.counters.get("trajectories.accepted", 0)
-        doing = f"work on {stats.leased_slots} episodes; {accepted} trajectories arrived so far"
+        doing = f"works on {stats.leased_slots} episodes; {accepted} trajectories arrived so far"
         if accepted != self._accepted:
             self._accepted = accepted
-            self._watchdog.beat("actors", doing)
+            self._watchdog.beat("actor pool", doing)
         self._watchdog.beat(
             "learner",
             f"waits for {self._feed.waits_for} ({stats.settled_groups} settled, {stats.open_groups} open, "

@@ -226,7 +226,11 @@ def truncate(ledger: Ledger, step: int, incarnation: int) -> None:
 
 
 def advance_fork(ledger: Ledger, version: int, incarnation: int) -> None:
-    """Move this incarnation's fork forward to `version`; the first incarnation has none.
+    """Move forks forward to `version`: its weights were re-made as they had been published.
+
+    The forks moved are this incarnation's and those of all others since the version was first made: a learner
+    that died before it had replayed anything must not leave its fork behind, where versions count as older
+    than they are.
 
     Raises:
         StoreError: The version is not re-made yet.
@@ -235,6 +239,14 @@ def advance_fork(ledger: Ledger, version: int, incarnation: int) -> None:
     meta = ledger.meta
     if version > meta.replayed_step:
         raise StoreError("the fork cannot pass what was re-made", got=version, limit=meta.replayed_step)
-    if meta.forks and meta.forks[-1].incarnation == incarnation and version > meta.forks[-1].version:
-        meta.forks = (*meta.forks[:-1], Fork(incarnation, version))
+    raw = ledger.txn.get(journal_key(version)) if version >= 0 else None
+    if raw is None:
+        return
+    made_by = decode_entry(raw).now.incarnation
+    forks = tuple(
+        Fork(fork.incarnation, max(fork.version, version)) if fork.incarnation > made_by else fork
+        for fork in meta.forks
+    )
+    if forks != meta.forks:
+        meta.forks = forks
         meta.watch += 1

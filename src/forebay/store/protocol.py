@@ -321,7 +321,10 @@ class TrajectorySource(Protocol):
         ...
 
     def advance_fork(self, version: int, *, incarnation: int) -> None:
-        """Move this incarnation's fork forward: replay re-made exactly the published weights of `version`."""
+        """Move this incarnation's fork forward: replay re-made exactly the published weights of `version`.
+
+        The forks of earlier incarnations that had replayed the same batch, or died before, move along.
+        """
         ...
 
     def truncate_journal(self, step: int, *, incarnation: int) -> None:

@@ -1,8 +1,8 @@
 """Where a process may be told to die: a hook for tests that kill it between two steps of its work.
 
-Without `FOREBAY_CRASH_PLAN` nothing happens. With it, the variable names a file of one line, `POINT STEP`: the
-process that reaches that point at that step or a later one removes the file and ends by SIGKILL, as if the kernel
-had killed it there. Whoever wrote the file sees that it is gone.
+Without `FOREBAY_CRASH_PLAN` nothing happens. With it, the variable names a file of one line, `POINT STEP`:
+the process that reaches that point at that step or a later one removes the file and ends by SIGKILL, as if
+the kernel had killed it there. Whoever wrote the file sees that it is gone.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ State = Literal[
     "compiling",
     "checkpointing",
     "packing",
-    "recording",
-    "evaluating",
     "other",
 ]
 STATES: tuple[State, ...] = get_args(State)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 from pathlib import Path
 
 from forebay.cli.following import Follower
@@ -33,3 +35,20 @@ def test_a_rotated_file_is_read_from_its_beginning(tmp_path: Path) -> None:
     path.write_text('{"step": 11}\n')
     follower.look()
     assert stream.getvalue() == "step 10  reward 0.5\nstep 11\n"
+
+
+def test_on_a_terminal_the_table_is_redrawn_and_the_cursor_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        with ProgressPrinter(9, ManualClock(), stream=terminal, refresh_s=0.0) as printer:
+            follower = Follower(path, printer)
+            path.write_text('{"step": 1, "reward": 0.5}\n')
+            follower.look()
+            path.write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 0.75}\n')
+            follower.look()
+        shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert shown.startswith("\x1b[?25l") and shown.rstrip().endswith("\x1b[?25h")
+    assert shown.index("1/9") < shown.index("\x1b[1A") < shown.index("2/9")
+    assert "reward" in shown and "0.75" in shown

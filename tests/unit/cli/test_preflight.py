@@ -1,12 +1,14 @@
 from __future__ import annotations
 
-import shutil
+import re
 import socket
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from forebay.chat import small_chat
+from forebay.cli import preflight
 from forebay.cli.preflight import check_address, check_disk, held_out_tasks, require_learner_packages
 from forebay.cli.runs import resolve_model
 from forebay.config import load_config
@@ -19,15 +21,23 @@ def test_missing_packages_are_one_line_with_the_extra() -> None:
         require_learner_packages(["json", "no_such_jax"])
 
 
+def test_the_packages_looked_for_are_those_of_the_extra() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    extra = [re.split("[<>=]", item)[0] for item in project["optional-dependencies"]["learner"]]
+    assert sorted(extra) == sorted(preflight._LEARNER_MODULES)
+
+
 def test_a_disk_that_is_too_small_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "x"
     config = load_config(None)
-    model, _ = resolve_model(config)
-    check_disk(config, tmp_path / "runs" / "x", model)
-    free_bytes = shutil.disk_usage(tmp_path).free
-    # 12 bytes a parameter and checkpoint: this many checkpoints cannot fit.
-    many = load_config(None, [f"learner.keep_checkpoints={free_bytes // (12 * model.num_parameters) + 1}"])
-    with pytest.raises(ConfigError, match=rf"checkpoints x {12 * model.num_parameters} \+ 4 versions x"):
-        check_disk(many, tmp_path / "runs" / "x", model)
+    check_disk(config, path, resolve_model(config)[0])
+    huge = resolve_model(load_config(None, ["model.num_layers=1000000000"]))[0]
+    state, weights = 12 * huge.num_parameters, 4 * huge.num_parameters
+    with pytest.raises(ConfigError) as caught:
+        check_disk(config, path, huge)
+    assert f"4 checkpoints x {state} + 4 versions x {weights} + 67108864" in str(caught.value)
+    assert f"= {4 * state + 4 * weights + 67108864} bytes" in str(caught.value)
+    assert "learner.keep_checkpoints" in str(caught.value)
 
 
 def test_a_token_and_a_free_port_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +57,8 @@ def test_held_out_tasks_take_turns_and_are_the_same_every_time() -> None:
     overrides = [f"environment.{name}.entrypoint=calculator" for name in "ab"]
     config = load_config(None, [*overrides, "environment.a.num_tasks=40"])
     tasks = held_out_tasks(config, 6)
-    assert [task.environment for task in tasks] == ["a", "b"] * 3
+    assert [task.environment for task in tasks] == ["a", "b", "a", "b", "b", "b"]
+    assert sum(task.environment == "a" for task in held_out_tasks(config, 10_000)) == 2
     assert held_out_tasks(config, 6) == tasks
     with pytest.raises(ConfigError, match=r"environment\.NAME\.holdout_fraction"):
         held_out_tasks(load_config(None, ["environment.calculator.holdout_fraction=0"]), 1)

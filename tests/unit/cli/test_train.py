@@ -9,11 +9,28 @@ from forebay.telemetry.summary import RunSummary, write_summary
 from tests.unit.cli.support import forebay
 
 SUMMARY = RunSummary(
-    busy=0.974, goodput=None, starved=0.01, steps=40, steps_per_s=1.0, fresh_tokens_per_s=900.0, max_staleness=8,
-    group_size=4, step_s=0.5, env_s=1.0, reward_first=0.25, reward_last=0.875, staleness_max=8,
-    staleness_mean=4.0, discarded=3, masked_tokens=0, compiles_after_warmup=0, accepted=163, trained=160, lost=0,
+    busy=0.974,
+    goodput=None,
+    starved=0.01,
+    steps=40,
+    steps_per_s=1.0,
+    fresh_tokens_per_s=900.0,
+    max_staleness=8,
+    group_size=4,
+    step_s=0.5,
+    env_s=1.0,
+    reward_first=0.25,
+    reward_last=0.875,
+    staleness_max=8,
+    staleness_mean=4.0,
+    discarded=3,
+    masked_tokens=0,
+    compiles_after_warmup=0,
+    accepted=163,
+    trained=160,
+    lost=0,
     repeated=0,
-)  # fmt: skip
+)
 
 
 def test_a_run_is_one_leading_learner_a_generator_actors_and_an_evaluator(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from forebay.learner.optimizer import OptimizerSettings
 from forebay.learner.settings import LearnerSettings
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
-NUMBERS = st.floats(allow_nan=False) | st.integers(-(2**53), 2**53)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53)
 LEAVES = st.booleans() | NUMBERS | TEXT
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=8

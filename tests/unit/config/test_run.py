@@ -32,6 +32,7 @@ def refusal(*overrides: str) -> str:
         ("batching.minibatches=3", "minibatches in [1, 2, 4, 8]"),
         ("store.engine=memory", 'Set store.engine="lmdb"'),
         ("generator.context=1024", "generator.context=1024, limit batching.max_length=512"),
+        ("environment.calculator.kwargs={deep=[1, inf]}", "no inf and no nan"),
         ("launch=3", "launch is a section: write [launch], got 3"),
     ],
 )

@@ -64,7 +64,9 @@ def test_the_run_stays_locked_as_long_as_a_process_lives(tmp_path: Path) -> None
 
 
 def test_a_process_that_ignores_the_request_is_killed(tmp_path: Path) -> None:
-    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('error: ready', flush=True); time.sleep(600)"
+    code = (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+    )
     child = Child(ProcessSpec(name="learner", argv=(sys.executable, "-c", code)), tmp_path / "log")
     child.start(0.0)
     while not (tmp_path / "log").exists():

@@ -36,7 +36,7 @@ from forebay.trajectory import PolicyVersion, Trajectory
 from forebay.weights.shard import digest_of
 from tests.numerics import training
 from tests.unit.models import tiny
-from tests.unit.store.builders import RUN, make_spec, make_trajectory
+from tests.unit.store.builders import FIRST, RUN, make_spec, make_trajectory
 
 BATCHING = BatchingSettings(groups=2, group_size=2, max_length=16, rows=2, max_programs=1)
 STALENESS = StalenessSettings(max_staleness=4)
@@ -98,9 +98,7 @@ def make_dispatcher(store: RuleStore, incarnation: int, last_version: int = 100,
         spec = make_spec(serial, min_version=min_version)
         return spec if task is None else msgspec.structs.replace(spec, task=task)
 
-    return Dispatcher(
-        store, incarnation, make_group, STALENESS, BATCHING.groups, 1, last_version, **options
-    )
+    return Dispatcher(store, incarnation, make_group, STALENESS, BATCHING.groups, 1, last_version, **options)
 
 
 def make_feed(store: RuleStore, incarnation: int, repeat: Callable[[str], None] = lambda _: None) -> Feed:
@@ -126,7 +124,7 @@ class Ledger:
 
 
 def make_learner(
-    version: PolicyVersion = PolicyVersion(0, 0),
+    version: PolicyVersion = FIRST,
     *,
     state: TrainState | None = None,
     account: Ledger | None = None,

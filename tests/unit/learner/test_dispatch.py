@@ -58,7 +58,9 @@ def test_a_task_that_came_too_late_is_posed_again_first(store) -> None:
         dispatcher.repeat(group.spec.group_id)
     dispatcher.repeat("never-posed")
     assert dispatcher.top_up() == 2
-    tasks = {slot.group_id: slot.task.task_id for slot in store.claim(4, ttl_s=9.0, actor="a", version=(0, 0))}
+    tasks = {
+        slot.group_id: slot.task.task_id for slot in store.claim(4, ttl_s=9.0, actor="a", version=(0, 0))
+    }
     assert tasks == {"g10": "task-0", "g11": "task-1"}
 
 

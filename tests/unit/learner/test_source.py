@@ -92,7 +92,7 @@ def test_the_end_of_the_publisher_ends_the_wait(parts) -> None:
 
 def test_c39_nothing_moves_ends_the_run_and_names_what_is_missing() -> None:
     """All actors are dead: groups are dispatched, none is worked on, and no batch will come."""
-    parts = Parts(Steps(2.0), limit_s=60.0)
+    parts = Parts(Steps(8.0), limit_s=60.0)
     parts.dispatcher.top_up()
     with pytest.raises(NoProgressError) as caught:
         parts.source.next()
@@ -100,18 +100,18 @@ def test_c39_nothing_moves_ends_the_run_and_names_what_is_missing() -> None:
     assert "nothing moved" in message
     assert "60.0 s" in message
     assert "learner waits for 2 more settled groups (0 settled, 10 open, 0 episodes running)" in message
-    assert "actors work on 0 episodes; 0 trajectories arrived so far" in message
+    assert "actor pool works on 0 episodes; 0 trajectories arrived so far" in message
     assert caught.value.exit_code == 3
     parts.close()
 
 
 def test_c39_actors_that_fall_silent_are_named_before_the_run_ends(caplog) -> None:
-    parts = Parts(Steps(2.0), limit_s=200.0)
+    parts = Parts(Steps(8.0), limit_s=100.0)
     parts.dispatcher.top_up()
     parts.store.claim(3, ttl_s=60.0, actor="a", version=PolicyVersion(0, 0))
     with pytest.raises(NoProgressError):
         parts.source.next()
     silent = [record.message for record in caplog.records if "silent" in record.message]
     assert len(silent) == 1
-    assert silent[0].endswith("it work on 3 episodes; 0 trajectories arrived so far (owner: actors)")
+    assert silent[0].endswith("it works on 3 episodes; 0 trajectories arrived so far (owner: actors)")
     parts.close()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from forebay.learner.compiles import CompileCounter
+from forebay.models.compiles import CompileCounter
 
 
 def double(x):
@@ -47,7 +47,7 @@ def test_a_closed_counter_hears_nothing_and_closes_twice():
 
 SCRIPT = """
 import jax, numpy as np
-from forebay.learner.compiles import CompileCounter
+from forebay.models.compiles import CompileCounter
 with CompileCounter() as compiles:
     compiles.mark_warm()
     jax.jit(lambda x: x * 3 + 1)(np.ones(17, np.float32))

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from forebay.clock import ManualClock
+from forebay.learner.bare import BareSpeed
+from forebay.learner.meter import Meter, count_repeated, summarize_run, surviving_lines
+from forebay.telemetry.metrics import MetricsWriter, read_metrics
+from forebay.telemetry.spans import TimeStrip
+from forebay.trajectory import PolicyVersion
+from tests.unit.learner.small_run import LADDER, ScriptedSource, make_learner, open_at, programs
+from tests.unit.models import tiny
+
+
+def line(step: int, groups: str = "", **values):
+    return {"step": step, "groups": groups, **values}
+
+
+def test_a_step_trained_again_replaces_what_came_after_it() -> None:
+    lines = [line(step, groups=f"a{step}") for step in (1, 2, 3)] + [
+        line(2, groups="b2"),
+        line(3, groups="b3"),
+    ]
+    kept = surviving_lines(lines)
+    assert [entry["groups"] for entry in kept] == ["a1", "b2", "b3"]
+
+
+def test_c81_a_group_in_two_surviving_batches_is_counted() -> None:
+    assert count_repeated([line(1, "g1 g2"), line(2, "g3 g1"), line(3, "g1")]) == 2
+    assert count_repeated(surviving_lines([line(1, "g1"), line(2, "g2"), line(2, "g2")])) == 0
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Five batches trained by hand on a clock by hand: 3 s of step, 1 s of waiting."""
+    clock = ManualClock()
+    strip = TimeStrip(clock)
+    store = open_at()
+    store.rewind(0)
+    bare = BareSpeed()
+    bare.calibrate(programs(), programs().init_state(tiny.params()), LADDER)
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path, clock) as writer:
+        meter = Meter(writer, strip, bare, lambda: 0, store.stats, 1)
+        learner = make_learner(account=meter, publish=lambda v, _: store.publish(v, incarnation=0))
+        source = ScriptedSource(store, 0, 0, 5)
+        for _ in range(5):
+            with strip.span("starved"):
+                batch = source.next()
+                clock.advance(1.0)
+            with strip.span("computing"):
+                clock.advance(3.0)
+            learner.train(batch)
+            learner.publish()
+    return meter, strip, store, path
+
+
+def test_each_batch_leaves_one_whole_line(measured) -> None:
+    _, _, _, path = measured
+    lines = list(read_metrics(path))
+    assert [entry["step"] for entry in lines] == [1, 2, 3, 4, 5]
+    second = lines[1]
+    assert second["groups"] == "g2 g3"
+    assert (second["trajectories"], second["incarnation"], second["nonfinite_updates"]) == (4, 0, 0)
+    assert second["fresh_tokens"] == 4 * 5
+    assert second["busy"] == pytest.approx(0.75)
+    assert second["starved"] == pytest.approx(0.25)
+    assert second["tokens_per_s"] == pytest.approx(5.0)
+    assert second["store.trajectories.recorded"] == 8
+    assert np.isfinite(second["loss"])
+
+
+def test_the_summary_leaves_the_first_batches_out_of_utilization_only(measured) -> None:
+    meter, strip, store, path = measured
+    summary = summarize_run(
+        meter, strip.read(), store.stats(), path, max_staleness=4, group_size=2, compiles=0
+    )
+    assert (summary.steps, summary.trained, summary.lost, summary.repeated) == (5, 20, 0, 0)
+    assert summary.busy == pytest.approx(0.75)
+    assert summary.starved == pytest.approx(0.25)
+    assert summary.steps_per_s == pytest.approx(0.25)
+    assert summary.fresh_tokens_per_s == pytest.approx(5.0)
+    assert summary.goodput == pytest.approx(meter.bare.seconds(meter.window.work) / 16.0)
+    assert summary.accepted == 20
+    assert (summary.staleness_max, summary.staleness_mean) == (4, 2.0)  # all were sampled by version 0
+    assert meter.window.batches == 4
+    assert meter.window.environment_steps == 16
+    assert summary.env_s == pytest.approx(meter.window.environment_s / 16)
+
+
+def test_lines_of_a_process_that_died_count_once(measured) -> None:
+    meter, strip, store, path = measured
+    before = summarize_run(
+        meter, strip.read(), store.stats(), path, max_staleness=4, group_size=2, compiles=0
+    )
+    with MetricsWriter(path, ManualClock()) as writer:
+        last = list(read_metrics(path))[-1]
+        writer.write(5, {name: value for name, value in last.items() if name not in ("step", "time_s")})
+    after = summarize_run(meter, strip.read(), store.stats(), path, max_staleness=4, group_size=2, compiles=0)
+    assert (after.steps, after.trained, after.repeated) == (before.steps, before.trained, 0)
+    assert PolicyVersion(0, after.steps) == store.stats().published
