@@ -25,6 +25,7 @@ import msgspec
 
 from forebay.cli.comparison import compare, describe
 
+_CREDIT = 5
 _SECONDS = {"full": 120.0, "quick": 14.0}
 _PEER_TIMEOUT_S = 600.0
 
@@ -37,6 +38,7 @@ def main() -> None:
         f"environment.calculator.latency.mean_s={options.env_s}",
         f"environment.calculator.latency.straggler_probability={options.stragglers}",
         f"staleness.max_staleness={options.max_staleness}",
+        f"staleness.credit={min(_CREDIT, options.max_staleness + 1)}",
         "learner.eval_every=0",
         *options.overrides,
     ]

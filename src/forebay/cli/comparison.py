@@ -20,6 +20,7 @@ from forebay.telemetry.summary import ComparisonSummary, RunSummary, read_summar
 
 CONFIG = Path(__file__).parent.parent / "assets" / "calculator.toml"
 _ENDLESS_STEPS = 100_000
+_SYNCHRONOUS = ("staleness.max_staleness=0", "staleness.credit=1")
 _ROWS = (
     ("busy", "learner computing", "{:.1%}"),
     ("goodput", "goodput of the bare step", "{:.1%}"),
@@ -64,7 +65,7 @@ def compare(
     """
     configs = {
         name: load_config(config, (*overrides, *extra, *_limits(name, seconds)))
-        for name, extra in (("sync", ("staleness.max_staleness=0",)), ("decoupled", ()))
+        for name, extra in (("sync", _SYNCHRONOUS), ("decoupled", ()))
     }
     for name, settings in configs.items():
         preflight(settings, directory / name)

@@ -32,12 +32,20 @@ def train(
     dry_run: Annotated[
         bool, typer.Option(help="Check everything and print the configuration; start nothing.")
     ] = False,
+    prepare: Annotated[
+        bool, typer.Option(help="Make the run directory, for learn, generate and act by hand; start nothing.")
+    ] = False,
 ) -> None:
     """Train on this machine: learner, generator and actors as processes, restarted when they die."""
     settings = load_config(config, overrides or [])
     if dry_run:
         preflight(settings, settings.run.path)
         typer.echo(to_toml(settings))
+        return
+    if prepare:
+        preflight(settings, settings.run.path)
+        own_run(settings)[0].close()
+        typer.echo(f"{settings.run.path} is ready for forebay learn, generate and act")
         return
     ending = supervise(settings)
     if ending.stopped:

@@ -127,7 +127,7 @@ def load_task_sets(settings: EnvironmentSettings) -> TaskSets:
         train, held_out = split_held_out(tasks, settings.holdout_fraction)
     if not train:
         raise ConfigError(
-            "no task is left to train on", got=len(tasks), remedy="Lower environment.holdout_fraction."
+            "no task is left to train on", got=len(tasks), remedy="Lower environment.NAME.holdout_fraction."
         )
     return TaskSets(train, held_out, tasks_fingerprint((*train, *held_out)))
 
@@ -138,7 +138,7 @@ def _generate(settings: EnvironmentSettings) -> tuple[Task, ...]:
     if generator is None:
         raise ConfigError(
             f"{settings.entrypoint} has no generate_tasks",
-            remedy="Set environment.tasks to a JSONL file, or give the class a static generate_tasks.",
+            remedy="Set environment.NAME.tasks to a JSONL file, or give the class a static generate_tasks.",
         )
     try:
         entries = list(generator(settings.num_tasks, settings.tasks_seed, **settings.tasks_kwargs))
@@ -151,7 +151,7 @@ def _make(loaded: type[Any], kwargs: dict[str, Any]) -> Environment:
     try:
         environment: Environment = loaded(**kwargs)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{loaded.__qualname__} refuses environment.kwargs: {error}") from error
+        raise ConfigError(f"{loaded.__qualname__} refuses its kwargs: {error}") from error
     return environment
 
 

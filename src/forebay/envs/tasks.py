@@ -164,7 +164,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         ConfigError: The file is missing, or a line exceeds 1 MiB.
     """
     if not path.is_file():
-        raise ConfigError(f"no task file {path}", remedy="Check environment.tasks.")
+        raise ConfigError(f"no task file {path}", remedy="Check environment.NAME.tasks.")
     with path.open("rb") as file:
         number = 0
         while line := file.readline(MAX_LINE_BYTES + 1):

@@ -65,7 +65,7 @@ def test_what_cannot_be_loaded_is_explained(entrypoint: str, message: str) -> No
 
 
 def test_wrong_keyword_arguments_are_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"refuses environment.kwargs: .*'turns'"):
+    with pytest.raises(ConfigError, match=r"refuses its kwargs: .*'turns'"):
         load_environment(settings(kwargs={"turns": 3}), ManualClock())
 
 
