@@ -44,8 +44,8 @@ def make_demonstrations(
 ) -> Iterator[tuple[Message, ...]]:
     """Yield a conversation per task, made by the environment.
 
-    The environment's class needs a static `demonstrate(tasks, *, noise, seed, **kwargs)` that yields tuples of
-    messages; it gets the environment's `kwargs` too.
+    The environment's class needs a static `demonstrate(tasks, *, noise, seed, **kwargs)` that yields
+    tuples of messages; it gets the environment's `kwargs` too.
 
     Args:
         settings: The environment.
