@@ -19,8 +19,8 @@ class ForebayError(Exception):
         remedy: What the user can do; a command or a setting wherever possible.
 
     Example:
-        >>> print(ConfigError("batching.groups is too large", got=9, limit=8, remedy="Lower
-        batching.groups.")) batching.groups is too large (got 9, limit 8). Lower batching.groups.
+        >>> print(ConfigError("too many groups", got=9, limit=8, remedy="Lower batching.groups."))
+        too many groups (got 9, limit 8). Lower batching.groups.
     """
 
     exit_code: ClassVar[int] = 4

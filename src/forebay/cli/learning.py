@@ -95,6 +95,14 @@ class LearnerSession:
         self.writer = stack.enter_context(MetricsWriter(run.layout.metrics, self.clock))
         self.parts = make_parts(run)
         self.bare = BareSpeed()
+        self.meter = Meter(
+            self.writer,
+            self.strip,
+            self.bare,
+            self.compiles.since_warm,
+            self.store.stats,
+            config.learner.warmup_steps,
+        )
         self.last_version = config.learner.steps * config.updates_per_batch
 
     def resume(self) -> None:
@@ -110,14 +118,6 @@ class LearnerSession:
         rewound = self.store.rewind(step)
         self.incarnation = rewound.incarnation
         fault_point("rewound", step)
-        self.meter = Meter(
-            self.writer,
-            self.strip,
-            self.bare,
-            self.compiles.since_warm,
-            self.store.stats,
-            self.config.learner.warmup_steps,
-        )
         self.learner = self._make_learner(state, PolicyVersion(rewound.incarnation, step))
         self.compiles.mark_warm()
         self._replay(rewound)
@@ -145,7 +145,8 @@ class LearnerSession:
             self.learner.publish()
             self.publisher.flush()
         # Actors have nothing left to do, so this is the step alone.
-        self.bare.calibrate(self.parts.programs, self.learner.state, self.parts.ladder)
+        programs, ladder = self.parts.programs, self.parts.ladder
+        self.bare.calibrate(programs, self.learner.state, ladder, self._segment_tokens())
         config = self.config
         summary = summarize_run(
             self.meter,
@@ -171,9 +172,16 @@ class LearnerSession:
         programs, ladder = self.parts.programs, self.parts.ladder
         with self.strip.span("compiling"):
             names = self.parts.warm_up()
-            self.bare.calibrate(programs, programs.init_state(params), ladder)
+            self.bare.calibrate(programs, programs.init_state(params), ladder, self._segment_tokens())
             snapshot(params)
         logger.info("%d programs: %s", len(names), ", ".join(names))
+
+    def _segment_tokens(self) -> int:
+        """Return how long trained sequences are on average; half a context before there were any."""
+        window = self.meter.window
+        if not window.sequences:
+            return self.config.generator.context // 2
+        return window.real_tokens // window.sequences
 
     def _make_learner(self, state: TrainState, version: PolicyVersion) -> Learner:
         return Learner(

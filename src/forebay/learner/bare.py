@@ -16,7 +16,6 @@ from forebay.learner.programs import TrainPrograms
 from forebay.learner.train_step import TrainState
 
 _REPEATS = 5
-_SEGMENTS_PER_ROW = 4
 
 
 class BareWork:
@@ -45,20 +44,23 @@ class BareSpeed:
         self._bucket_s: dict[Bucket, float] = {}
         self._apply_s = float("inf")
 
-    def calibrate(self, programs: TrainPrograms, state: TrainState, buckets: Iterable[Bucket]) -> TrainState:
+    def calibrate(
+        self, programs: TrainPrograms, state: TrainState, buckets: Iterable[Bucket], segment_tokens: int
+    ) -> TrainState:
         """Time every program on full rows; keeps the best of all calibrations.
 
         Args:
             programs: Compiled programs.
             state: Donated; its numbers are lost.
             buckets: Shapes to time.
+            segment_tokens: Length of the sequences that fill the rows: attention costs more in long ones.
 
         Returns:
             A state that is fit for nothing but another calibration.
         """
         accumulator = programs.zeros()
         for bucket in buckets:
-            rows = programs.place(full_rows(bucket))
+            rows = programs.place(full_rows(bucket, segment_tokens))
             for _ in range(_REPEATS):
                 began_s = time.perf_counter()
                 accumulator = programs.accumulate(state.params, accumulator, rows, float(np.prod(bucket)))
@@ -97,10 +99,10 @@ def work_of(batch: Batch) -> BareWork:
     return work
 
 
-def full_rows(bucket: Bucket) -> TrainRows:
-    """Return rows without padding: a few segments each, every token trained."""
+def full_rows(bucket: Bucket, segment_tokens: int) -> TrainRows:
+    """Return rows without padding: segments of one length but for the last, every token trained."""
     shape = (bucket.rows, bucket.length)
-    length = -(-bucket.length // _SEGMENTS_PER_ROW)
+    length = min(max(segment_tokens, 2), bucket.length)
     slots = np.broadcast_to(np.arange(bucket.length), shape)
     logprobs = np.full(shape, -1.0, np.float32)
     return TrainRows(

@@ -33,6 +33,8 @@ class Window(msgspec.Struct):
         updates: Optimizer updates.
         fresh_tokens: Action tokens trained.
         work: What the bare step would have had to do for them, on full rows.
+        real_tokens: Tokens packed.
+        sequences: Sequences with a trained token.
         step_s: Time of the steps.
         environment_s: Time of environment steps.
         environment_steps: Environment steps.
@@ -42,6 +44,8 @@ class Window(msgspec.Struct):
     updates: int = 0
     fresh_tokens: int = 0
     work: BareWork = msgspec.field(default_factory=BareWork)
+    real_tokens: int = 0
+    sequences: int = 0
     step_s: float = 0.0
     environment_s: float = 0.0
     environment_steps: int = 0
@@ -114,6 +118,8 @@ class Meter:
         window.updates += len(batch.updates)
         window.fresh_tokens += sum(update.counts.tokens for update in batch.updates)
         window.work.add(_work(batch))
+        window.real_tokens += sum(update.stats.real_tokens for update in batch.updates)
+        window.sequences += sum(update.counts.sequences for update in batch.updates)
         window.step_s += step_s
         window.environment_s += sum(step.environment_s for step in steps)
         window.environment_steps += len(steps)

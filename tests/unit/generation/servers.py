@@ -19,7 +19,7 @@ from forebay.generation.settings import ClientSettings, GeneratorSettings
 from forebay.generation.watcher import WatchCounters
 from tests.unit.generation.fakes import VOCABULARY, FakeExecutor, Gated, version
 
-CONTEXT = 4096
+CONTEXT = 1 << 18
 QUICK = ClientSettings(
     connect_timeout_s=1.0,
     retry_s=0.2,

@@ -16,8 +16,8 @@ from forebay.generation.scheduler import Scheduler
 from forebay.generation.settings import GeneratorSettings
 from tests.unit.generation.fakes import FakeExecutor, Gated, expected_tokens, request, version
 
-SETTINGS = GeneratorSettings(slots=2, context=4096, prefill_chunks=(8,))
-INFO = GeneratorInfo(version=version(0), context=4096, vocabulary=50, slots=2)
+SETTINGS = GeneratorSettings(slots=2, context=1 << 18, prefill_chunks=(8,))
+INFO = GeneratorInfo(version=version(0), context=1 << 18, vocabulary=50, slots=2)
 
 
 def generator_over(executor: FakeExecutor, **fields: Any) -> LocalGenerator:
@@ -71,7 +71,7 @@ def test_cancelling_the_caller_ends_its_request() -> None:
     async def scenario() -> None:
         gated = Gated()
         async with running(gated) as generator:
-            task = asyncio.create_task(generator.generate(request("a", [1], max_tokens=4000)))
+            task = asyncio.create_task(generator.generate(request("a", [1], max_tokens=200_000)))
             while not gated.entered.is_set():
                 await asyncio.sleep(0.001)
             task.cancel()
@@ -172,7 +172,7 @@ def test_stopping_ends_what_runs() -> None:
     async def scenario() -> None:
         gated = Gated()
         async with running(gated) as generator:
-            task = asyncio.create_task(generator.generate(request("a", [1], max_tokens=4000)))
+            task = asyncio.create_task(generator.generate(request("a", [1], max_tokens=200_000)))
             while not gated.entered.is_set():
                 await asyncio.sleep(0.001)
             assert generator.stalled_s() >= 0.0

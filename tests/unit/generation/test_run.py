@@ -73,14 +73,14 @@ def test_a_service_follows_the_weights_and_compiles_nothing_on_the_way() -> None
                 await asyncio.sleep(0.01)
             first = await service.generator.generate(request("a", [1, 2, 3], max_tokens=5))
             assert first.version_spans[0].version == version(1)
-            warm = service.compiles.count
+            warm = len(service.compiles.programs)
             source.marker = version(7)
             held = await service.generator.generate(
                 request("b", [1, 2, 3], max_tokens=5, min_version=version(7))
             )
             assert held.version_spans[0].version == version(7)
             assert held.tokens.tolist() == first.tokens.tolist()
-            assert service.compiles.count == warm
+            assert len(service.compiles.programs) == warm
         finally:
             await asyncio.to_thread(service.stop)
 

@@ -52,7 +52,7 @@ def test_a_client_that_hangs_up_aborts_its_request() -> None:
         gated = Gated()
         async with serving(gated) as (address, generator):
             async with calling(address) as client:
-                task = asyncio.create_task(client.generate(request("a", [1, 2], max_tokens=4000)))
+                task = asyncio.create_task(client.generate(request("a", [1, 2], max_tokens=200_000)))
                 while not gated.entered.is_set():
                     await asyncio.sleep(0.001)
                 task.cancel()
@@ -73,7 +73,7 @@ def test_same_id_twice_at_once_is_a_conflict() -> None:
             calling(address) as client,
             aiohttp.ClientSession() as session,
         ):
-            asked = request("a", [1, 2], max_tokens=4000)
+            asked = request("a", [1, 2], max_tokens=200_000)
             first = asyncio.create_task(client.generate(asked))
             while not generator.stats().running:
                 await asyncio.sleep(0.001)

@@ -39,7 +39,7 @@ def measured(tmp_path):
     store = open_at()
     store.rewind(0)
     bare = BareSpeed()
-    bare.calibrate(programs(), programs().init_state(tiny.params()), LADDER)
+    bare.calibrate(programs(), programs().init_state(tiny.params()), LADDER, 4)
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path, clock) as writer:
         meter = Meter(writer, strip, bare, lambda: 0, store.stats, 1)
