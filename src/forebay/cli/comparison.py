@@ -44,16 +44,21 @@ _ROWS = (
 
 
 def compare(
-    directory: Path, seconds: float, overrides: Sequence[str] = (), config: Path = CONFIG
+    directory: Path,
+    sync_s: float,
+    decoupled_s: float,
+    overrides: Sequence[str] = (),
+    config: Path = CONFIG,
 ) -> ComparisonSummary:
-    """Run both, each for `seconds` of training; write `summary.json`.
+    """Run both, one after the other; write `summary.json`.
 
     The synchronous run has every episode of its batch in flight at once: with one batch outstanding there
     is no more concurrency to be had.
 
     Args:
         directory: Made anew; an earlier comparison there is deleted.
-        seconds: Training time of each run.
+        sync_s: Training time of the synchronous run, which ends with the step that reaches it.
+        decoupled_s: Training time of the decoupled one.
         overrides: Settings for both.
         config: What is run.
 
@@ -65,7 +70,7 @@ def compare(
     """
     configs = {
         name: load_config(config, (*overrides, *extra, *_limits(name, seconds)))
-        for name, extra in (("sync", _SYNCHRONOUS), ("decoupled", ()))
+        for name, extra, seconds in (("sync", _SYNCHRONOUS, sync_s), ("decoupled", (), decoupled_s))
     }
     for name, settings in configs.items():
         preflight(settings, directory / name)

@@ -18,5 +18,5 @@ def demo(
     ] = None,
 ) -> None:
     """Train a small agent with slow tools, first synchronously, then decoupled, and compare."""
-    summary = compare(directory, seconds, tuple(overrides or ()))
+    summary = compare(directory, seconds, seconds, tuple(overrides or ()))
     typer.echo(describe(summary, directory))

@@ -15,7 +15,7 @@ from forebay.batching.rows import TrainRows
 from forebay.learner.programs import TrainPrograms
 from forebay.learner.train_step import TrainState
 
-_REPEATS = 5
+_REPEATS = 2
 
 
 class BareWork:

@@ -28,16 +28,16 @@ def test_bad_settings_and_strange_files_leave_an_earlier_comparison_alone(tmp_pa
     (tmp_path / "sync").mkdir()
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"learner\.steps"):
-        compare(tmp_path, 5.0, ["learner.stps=3"])
+        compare(tmp_path, 5.0, 5.0, ["learner.stps=3"])
     assert (tmp_path / "summary.json").exists()
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"holds something else: thesis\.tex"):
-        compare(tmp_path, 5.0)
+        compare(tmp_path, 5.0, 5.0)
     assert (tmp_path / "sync").exists()
 
 
 def test_a_comparison_that_is_going_on_keeps_its_files(tmp_path: Path) -> None:
     directory, _ = own_run(load_config(None), tmp_path / "sync")
     with directory, pytest.raises(RunLockedError):
-        compare(tmp_path, 5.0)
+        compare(tmp_path, 5.0, 5.0)
     assert (tmp_path / "sync" / "manifest.json").exists()
