@@ -22,7 +22,7 @@ from forebay.cli.learner_parts import (
 from forebay.cli.runs import Run
 from forebay.clock import SystemClock
 from forebay.launch.placement import move_thread_to
-from forebay.learner.bare import BareSpeed
+from forebay.learner.bare import BareSpeed, full_rows, fullest_rows
 from forebay.learner.checkpoint import Checkpointer
 from forebay.learner.checkpoint_manifest import CheckpointCursor
 from forebay.learner.feed import JournaledBatch
@@ -145,8 +145,9 @@ class LearnerSession:
             self.learner.publish()
             self.publisher.flush()
         # Actors have nothing left to do, so this is the step alone.
-        programs, ladder = self.parts.programs, self.parts.ladder
-        self.bare.calibrate(programs, self.learner.state, ladder, self._segment_tokens())
+        if self.meter.window.last is not None:
+            rows = fullest_rows(self.meter.window.last)
+            self.bare.calibrate(self.parts.programs, self.learner.state, rows)
         config = self.config
         summary = summarize_run(
             self.meter,
@@ -172,16 +173,10 @@ class LearnerSession:
         programs, ladder = self.parts.programs, self.parts.ladder
         with self.strip.span("compiling"):
             names = self.parts.warm_up()
-            self.bare.calibrate(programs, programs.init_state(params), ladder, self._segment_tokens())
+            rows = {bucket: full_rows(bucket, self.config.generator.context // 2) for bucket in ladder}
+            self.bare.calibrate(programs, programs.init_state(params), rows)
             snapshot(params)
         logger.info("%d programs: %s", len(names), ", ".join(names))
-
-    def _segment_tokens(self) -> int:
-        """Return how long trained sequences are on average; half a context before there were any."""
-        window = self.meter.window
-        if not window.sequences:
-            return self.config.generator.context // 2
-        return window.real_tokens // window.sequences
 
     def _make_learner(self, state: TrainState, version: PolicyVersion) -> Learner:
         return Learner(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from forebay.batching.rows import TrainRows
 from forebay.learner.programs import TrainPrograms
 from forebay.learner.train_step import TrainState
 
-_REPEATS = 2
+_REPEATS = 3
 
 
 class BareWork:
@@ -38,40 +38,42 @@ class BareWork:
 
 
 class BareSpeed:
-    """Best seconds seen for each compiled program, with nothing else going on in this process."""
+    """Best seconds of each compiled program, with nothing else going on in this process."""
 
     def __init__(self) -> None:
         self._bucket_s: dict[Bucket, float] = {}
         self._apply_s = float("inf")
 
     def calibrate(
-        self, programs: TrainPrograms, state: TrainState, buckets: Iterable[Bucket], segment_tokens: int
+        self, programs: TrainPrograms, state: TrainState, rows: Mapping[Bucket, TrainRows]
     ) -> TrainState:
-        """Time every program on full rows; keeps the best of all calibrations.
+        """Time every program, the best of a few calls; replaces what an earlier calibration of its bucket found.
 
         Args:
             programs: Compiled programs.
             state: Donated; its numbers are lost.
-            buckets: Shapes to time.
-            segment_tokens: Length of the sequences that fill the rows: attention costs more in long ones.
+            rows: What each program is timed on; padding in it is taken off in proportion.
 
         Returns:
             A state that is fit for nothing but another calibration.
         """
         accumulator = programs.zeros()
-        for bucket in buckets:
-            rows = programs.place(full_rows(bucket, segment_tokens))
+        for bucket, host in rows.items():
+            placed = programs.place(host)
+            times_s = []
             for _ in range(_REPEATS):
                 began_s = time.perf_counter()
-                accumulator = programs.accumulate(state.params, accumulator, rows, float(np.prod(bucket)))
+                accumulator = programs.accumulate(state.params, accumulator, placed, float(np.prod(bucket)))
                 jax.block_until_ready(accumulator)
-                spent_s = time.perf_counter() - began_s
-                self._bucket_s[bucket] = min(spent_s, self._bucket_s.get(bucket, float("inf")))
+                times_s.append(time.perf_counter() - began_s)
+            self._bucket_s[bucket] = min(times_s) / np.count_nonzero(host.segment_ids) * np.prod(bucket)
+        times_s = []
         for _ in range(_REPEATS):
             began_s = time.perf_counter()
             state, accumulator, stats = programs.apply(state, accumulator)
             jax.block_until_ready(stats)
-            self._apply_s = min(time.perf_counter() - began_s, self._apply_s)
+            times_s.append(time.perf_counter() - began_s)
+        self._apply_s = min(times_s)
         return state
 
     def seconds(self, work: BareWork) -> float:
@@ -97,6 +99,16 @@ def work_of(batch: Batch) -> BareWork:
         real = int(np.count_nonzero(micro.rows.segment_ids))
         work.calls[micro.bucket] += share * real / (micro.bucket.rows * micro.bucket.length)
     return work
+
+
+def fullest_rows(batch: Batch) -> dict[Bucket, TrainRows]:
+    """Return for each shape in a batch its micro-batch with the least padding."""
+    fullest: dict[Bucket, TrainRows] = {}
+    for bucket, rows in sorted(
+        batch.micro_batches, key=lambda micro: np.count_nonzero(micro.rows.segment_ids)
+    ):
+        fullest[bucket] = rows
+    return fullest
 
 
 def full_rows(bucket: Bucket, segment_tokens: int) -> TrainRows:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from forebay.batching.batch import Batch
 from forebay.learner.bare import BareSpeed, BareWork, work_of
 from forebay.learner.feed import JournaledBatch
 from forebay.learner.train_step import StepStats
@@ -33,8 +34,7 @@ class Window(msgspec.Struct):
         updates: Optimizer updates.
         fresh_tokens: Action tokens trained.
         work: What the bare step would have had to do for them, on full rows.
-        real_tokens: Tokens packed.
-        sequences: Sequences with a trained token.
+        last: What was trained last.
         step_s: Time of the steps.
         environment_s: Time of environment steps.
         environment_steps: Environment steps.
@@ -44,8 +44,7 @@ class Window(msgspec.Struct):
     updates: int = 0
     fresh_tokens: int = 0
     work: BareWork = msgspec.field(default_factory=BareWork)
-    real_tokens: int = 0
-    sequences: int = 0
+    last: Batch | None = None
     step_s: float = 0.0
     environment_s: float = 0.0
     environment_steps: int = 0
@@ -118,8 +117,7 @@ class Meter:
         window.updates += len(batch.updates)
         window.fresh_tokens += sum(update.counts.tokens for update in batch.updates)
         window.work.add(_work(batch))
-        window.real_tokens += sum(update.stats.real_tokens for update in batch.updates)
-        window.sequences += sum(update.counts.sequences for update in batch.updates)
+        window.last = batch.updates[-1]
         window.step_s += step_s
         window.environment_s += sum(step.environment_s for step in steps)
         window.environment_steps += len(steps)

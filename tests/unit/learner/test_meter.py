@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from forebay.clock import ManualClock
-from forebay.learner.bare import BareSpeed
+from forebay.learner.bare import BareSpeed, full_rows
 from forebay.learner.meter import Meter, count_repeated, summarize_run, surviving_lines
 from forebay.telemetry.metrics import MetricsWriter, read_metrics
 from forebay.telemetry.spans import TimeStrip
@@ -39,7 +39,7 @@ def measured(tmp_path):
     store = open_at()
     store.rewind(0)
     bare = BareSpeed()
-    bare.calibrate(programs(), programs().init_state(tiny.params()), LADDER, 4)
+    bare.calibrate(programs(), programs().init_state(tiny.params()), {b: full_rows(b, 4) for b in LADDER})
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path, clock) as writer:
         meter = Meter(writer, strip, bare, lambda: 0, store.stats, 1)
