@@ -47,7 +47,7 @@ class BareSpeed:
     def calibrate(
         self, programs: TrainPrograms, state: TrainState, rows: Mapping[Bucket, TrainRows]
     ) -> TrainState:
-        """Time every program, the best of a few calls; replaces what an earlier calibration of its bucket found.
+        """Time programs, each the best of a few calls; replaces what an earlier calibration found.
 
         Args:
             programs: Compiled programs.
@@ -66,7 +66,8 @@ class BareSpeed:
                 accumulator = programs.accumulate(state.params, accumulator, placed, float(np.prod(bucket)))
                 jax.block_until_ready(accumulator)
                 times_s.append(time.perf_counter() - began_s)
-            self._bucket_s[bucket] = min(times_s) / np.count_nonzero(host.segment_ids) * np.prod(bucket)
+            real = int(np.count_nonzero(host.segment_ids))
+            self._bucket_s[bucket] = min(times_s) * bucket.rows * bucket.length / real
         times_s = []
         for _ in range(_REPEATS):
             began_s = time.perf_counter()
