@@ -103,10 +103,10 @@ def test_no_file_names_a_registry_or_a_private_path() -> None:
     # Spelled in pieces, so that this file is no hit itself.
     hosts = [
         ("pypi", "org"),
-        ("pythonhosted", "org"),
+        ("python" + "hosted", "org"),
         ("npmjs", "org"),
         ("crates", "io"),
-        ("deb.debian", "org"),
+        ("deb", "debian", "org"),
     ]
     patterns = [re.escape(".".join(host)) for host in hosts]
     patterns += [r"(?<![\w.])/" + folder + r"/\w" for folder in ("wo" + "rk", "ro" + "ot", "home", "opt")]
