@@ -110,7 +110,8 @@ def _peer(options: argparse.Namespace) -> dict[str, Any] | None:
     script = os.environ.get("PEER_SCRIPT")
     if not script:
         return None
-    command = ["bash", script, "--engine", "sim", "--no-diag", "--straggler-p", str(options.stragglers)]
+    tools = ["--latency", str(options.env_s), "--straggler-p", str(options.stragglers)]
+    command = ["bash", script, "--engine", "sim", "--no-diag", "--off-policy", "2", *tools]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_PEER_TIMEOUT_S, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return json.loads(lines[-1]) if lines else {"error": done.stderr.strip()[-500:]}
