@@ -105,21 +105,3 @@ class TimeStrip:
         self._seconds[self._state] += now_s - self._since_s
         outer, self._state, self._since_s = self._state, state, now_s
         return outer
-
-
-def goodput(fresh_tokens: int, wall_s: float, bare_tokens_per_s: float) -> float | None:
-    """Return fresh tokens trained per second over what the bare compiled step reaches alone on full rows.
-
-    Busy alone is vanity: slower kernels, padding, masking and a contended core raise it.
-
-    Args:
-        fresh_tokens: Action tokens trained, none masked or too stale.
-        wall_s: Time they took, waits included.
-        bare_tokens_per_s: The same count for the step alone, on the same batches.
-
-    Returns:
-        A fraction; None if there is nothing to divide by.
-    """
-    if wall_s <= 0 or bare_tokens_per_s <= 0:
-        return None
-    return fresh_tokens / wall_s / bare_tokens_per_s

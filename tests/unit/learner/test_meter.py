@@ -71,6 +71,13 @@ def test_each_batch_leaves_one_whole_line(measured) -> None:
     assert np.isfinite(second["loss"])
 
 
+def test_c71_each_interval_has_its_own_rate_and_padding_its_own_name(measured) -> None:
+    _, _, _, path = measured
+    lines = list(read_metrics(path))
+    assert [entry["tokens_per_s"] for entry in lines] == pytest.approx([20 / 4.0] * 5)
+    assert all(entry["padded_tokens"] > 0 and entry["fresh_tokens"] == 20 for entry in lines)
+
+
 def test_the_summary_leaves_the_first_batches_out_of_utilization_only(measured) -> None:
     meter, strip, store, path = measured
     summary = summarize_run(

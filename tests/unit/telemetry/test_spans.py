@@ -1,7 +1,7 @@
 import pytest
 
 from forebay.clock import ManualClock
-from forebay.telemetry.spans import STATES, TimeStrip, goodput
+from forebay.telemetry.spans import STATES, TimeStrip
 
 
 def test_every_second_belongs_to_exactly_one_state():
@@ -65,9 +65,3 @@ def test_the_open_span_counts_and_intervals_subtract():
 def test_no_time_has_no_share():
     strip = TimeStrip(ManualClock())
     assert {strip.read().share(state) for state in STATES} == {0.0}
-
-
-def test_goodput_counts_fresh_tokens_against_the_bare_step():
-    assert goodput(900, 10.0, 100.0) == 0.9
-    assert goodput(900, 0.0, 100.0) is None
-    assert goodput(900, 10.0, 0.0) is None
