@@ -126,16 +126,28 @@ class AbortBody(msgspec.Struct):
     request_ids: list[str]
 
 
+def abort_of(request_id: str) -> AbortBody:
+    """Return the body that ends one request on either generator."""
+    return AbortBody([request_id, VLLM_ID_PREFIX + request_id])
+
+
 class ReleaseBody(msgspec.Struct):
     """Body of a release."""
 
     episode_ids: list[str]
 
 
+class WeightInfo(msgspec.Struct):
+    """Body of `/weight_info`: the label of the weights that are served."""
+
+    weight_version: str
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One entry of `/v1/models`; `forebay` is absent from vLLM's."""
+    """One entry of `/v1/models`; `forebay` is absent from vLLM's, `root`, a model directory, from ours."""
 
     id: str
+    root: str | None = None
     object: str = "model"
     owned_by: str = "forebay"
     max_model_len: int | None = None

@@ -1,11 +1,14 @@
 """Our records to the wire and back; nothing is padded, cut or guessed on the way; without JAX.
 
-Weights are labelled "incarnation.version". vLLM must run with `logprobs_mode=processed_logprobs`: its default
-reports logprobs before temperature, which are not those of the distribution that was sampled.
+Weights are labelled "incarnation.version"; on vLLM, whose completions do not tell how old their KV cache is,
+the label also names the oldest version that may have written it, and the run: "1.38/1.32@RUN". vLLM must run
+with `logprobs_mode=processed_logprobs`: its default reports logprobs before temperature, which are not those
+of the distribution that was sampled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -33,6 +36,8 @@ from forebay.trajectory import PolicyVersion, Sampling, VersionSpan
 
 # vLLM sends this where it has no logprob.
 _MISSING_LOGPROB = -9999.0
+# The strongest that vLLM takes: a masked id keeps e^-100 of its odds, which float32 rounds to none.
+_MASKED_BIAS = -100.0
 _VLLM_FINISH: dict[CompletionFinish, str] = {
     "stop": "stop",
     "length": "length",
@@ -104,8 +109,48 @@ def parse_version(label: str) -> PolicyVersion:
     return PolicyVersion(int(incarnation), int(version))
 
 
-def encode_request(request: GenerationRequest) -> bytes:
-    """Return the body that asks for a completion; vLLM understands it too."""
+def cache_label(version: PolicyVersion, oldest_cache: PolicyVersion, run_id: str = "") -> str:
+    """Return the label of a run's version whose KV cache may be older than it.
+
+    Example:
+        >>> cache_label(PolicyVersion(1, 38), PolicyVersion(1, 32), "mine")
+        '1.38/1.32@mine'
+    """
+    label = f"{version_label(version)}/{version_label(oldest_cache)}"
+    return f"{label}@{run_id}" if run_id else label
+
+
+def parse_label(label: str, run_id: str = "") -> tuple[PolicyVersion, PolicyVersion | None]:
+    """Return the version of a label, and that of the oldest cache if it names one.
+
+    Args:
+        label: What a server says.
+        run_id: The run that must have labelled it; empty for any.
+
+    Raises:
+        RecordError: It was made neither by `version_label` nor by `cache_label`, or for another run.
+
+    Example:
+        >>> parse_label("1.38/1.32@mine", "mine")[1]
+        PolicyVersion(incarnation=1, version=32)
+    """
+    versions, _, owner = label.partition("@")
+    if run_id and owner != run_id:
+        raise RecordError(
+            "bad_version", "the weights are not labelled by this run", got=repr(label[:200]), limit=run_id
+        )
+    version, slash, oldest_cache = versions.partition("/")
+    return parse_version(version), parse_version(oldest_cache) if slash else None
+
+
+def encode_request(request: GenerationRequest, masked: Sequence[int] = ()) -> bytes:
+    """Return the body that asks for a completion; vLLM understands it too.
+
+    Args:
+        request: What is asked.
+        masked: Ids that must not be sampled, for vLLM: the padding of its vocabulary. Our engine masks its
+            own.
+    """
     sampling = request.sampling
     params: dict[str, Any] = {
         "max_tokens": request.max_tokens,
@@ -118,6 +163,8 @@ def encode_request(request: GenerationRequest) -> bytes:
         "logprobs": 0,
         "detokenize": False,
     }
+    if masked:
+        params["logit_bias"] = {str(token): _MASKED_BIAS for token in masked}
     body = GenerateBody(
         request_id=request.request_id,
         token_ids=request.prompt.tolist(),
@@ -200,8 +247,12 @@ def encode_completion(request_id: str, completion: Completion) -> bytes:
     return _encoder.encode(GenerateResponse(request_id=request_id, choices=[choice], forebay=extension))
 
 
-def decode_completion(data: bytes) -> Completion:
+def decode_completion(data: bytes, run_id: str = "") -> Completion:
     """Read a completion; any length that does not match is refused, never padded or cut.
+
+    Args:
+        data: Body of the response.
+        run_id: The run whose weights must have sampled it, where labels name one; empty for any.
 
     Raises:
         RecordError: `malformed`, `logprob_mismatch`, `token_mismatch`, `logprob_missing`, `version_mismatch`,
@@ -223,12 +274,23 @@ def decode_completion(data: bytes) -> Completion:
     return Completion(
         tokens=np.array(tokens, np.int32),
         logprobs=np.array(logprobs, np.float32),
-        version_spans=_version_spans(len(tokens), choice, extension),
+        version_spans=_version_spans(len(tokens), choice, extension, run_id),
         finish=extension.finish if extension else _finish(choice.finish_reason),
         wait_s=extension.wait_s if extension else 0.0,
         generate_s=extension.generate_s if extension else 0.0,
         num_prefilled=extension.num_prefilled if extension else 0,
         num_cached=extension.num_cached if extension else 0,
+    )
+
+
+def empty_completion(finish: CompletionFinish, *, wait_s: float) -> Completion:
+    """Return the completion of a request that was never sent to a generator."""
+    return Completion(
+        tokens=np.array([], np.int32),
+        logprobs=np.array([], np.float32),
+        version_spans=(),
+        finish=finish,
+        wait_s=wait_s,
     )
 
 
@@ -277,15 +339,17 @@ def _logprobs(tokens: list[int], choice: Choice) -> list[float]:
 
 
 def _version_spans(
-    num_tokens: int, choice: Choice, extension: ResponseExtension | None
+    num_tokens: int, choice: Choice, extension: ResponseExtension | None, run_id: str
 ) -> tuple[VersionSpan, ...]:
     spans = choice.weight_versions or []
-    # vLLM does not tell how old its cache is: the oldest it can be within this request is the first span's
-    # version.
-    labels = extension.kv_versions if extension else [spans[0].version] * len(spans) if spans else []
+    versions = [parse_label(span.version, run_id) for span in spans]
+    if extension:
+        caches = [parse_version(label) for label in extension.kv_versions]
+    else:  # a label that names no cache: the oldest that this request can have written is its first version
+        caches = [cache or versions[0][0] for _, cache in versions]
     ends = [0, *(span.end for span in spans)]
     adjacent = all(span.start == end < span.end for span, end in zip(spans, ends, strict=False))
-    if not adjacent or ends[-1] != num_tokens or len(labels) != len(spans):
+    if not adjacent or ends[-1] != num_tokens or len(caches) != len(spans):
         raise RecordError(
             "version_mismatch",
             "weight versions must cover the tokens without holes",
@@ -293,8 +357,8 @@ def _version_spans(
             limit=num_tokens,
         )
     return tuple(
-        VersionSpan(span.end - span.start, parse_version(span.version), parse_version(label))
-        for span, label in zip(spans, labels, strict=True)
+        VersionSpan(span.end - span.start, version, cache)
+        for span, (version, _), cache in zip(spans, versions, caches, strict=True)
     )
 
 

@@ -28,6 +28,7 @@ from forebay.generation.settings import GeneratorSettings
 from forebay.generation.watcher import WeightSource, WeightWatcher
 from forebay.models.compiles import CompileCounter
 from forebay.models.config import ModelConfig
+from forebay.telemetry.trace import OFF, Tracer
 from forebay.trajectory import PolicyVersion
 from forebay.weights.reader import WeightReader
 
@@ -46,6 +47,7 @@ class GeneratorService:
         settings: Sizes and rules.
         on_failure: Called from the engine's thread when it ends with an error.
         clock: Source of time.
+        tracer: Records what the generator does.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class GeneratorService:
         *,
         on_failure: Callable[[], None] = lambda: None,
         clock: Clock = _CLOCK,
+        tracer: Tracer = OFF,
     ) -> None:
+        self._tracer = tracer
         check_context(model, settings)
         self._model, self._settings, self._clock = model, settings, clock
         self.compiles = CompileCounter()
@@ -94,10 +98,12 @@ class GeneratorService:
             executor.row_bytes * (self._settings.parked_episodes + self._settings.shared_prefixes) / 1e6,
         )
         self.watcher.start()
-        return Scheduler(executor, self._settings, version, self._clock)
+        return Scheduler(executor, self._settings, version, self._clock, self._tracer)
 
     def _deliver(self, version: PolicyVersion, tensors: Mapping[str, np.ndarray]) -> None:
-        self.generator.load(version, prepare_weights(tensors, self._model, self._settings))
+        with self._tracer.span("prepare weights", arguments={"version": version.version}):
+            prepared = prepare_weights(tensors, self._model, self._settings)
+        self.generator.load(version, prepared)
 
 
 def run_server(
@@ -107,6 +113,7 @@ def run_server(
     *,
     announce: Callable[[str], None] = lambda address: None,
     clock: Clock = _CLOCK,
+    tracer: Tracer = OFF,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let running requests end.
 
@@ -118,6 +125,7 @@ def run_server(
         settings: Address, sizes and rules.
         announce: Called with the base address once the port is open; `/health` then says when it is ready.
         clock: Source of time.
+        tracer: Records what the generator does; closed at the end.
 
     Raises:
         ConfigError: The address is open to the network without a token, the port is taken, or the model and
@@ -133,7 +141,9 @@ def run_server(
             if server is not None:
                 server.should_exit = True
 
-        service = GeneratorService(model, WeightReader(weights), settings, on_failure=end, clock=clock)
+        service = GeneratorService(
+            model, WeightReader(weights), settings, on_failure=end, clock=clock, tracer=tracer
+        )
         server = uvicorn.Server(_uvicorn_config(service, settings, token))
         announce(_address(listener))
         service.start()
@@ -143,6 +153,7 @@ def run_server(
             failure = service.generator.failure  # before stop(), which ends whatever still loads
         finally:
             service.stop()
+            tracer.close()
     if isinstance(failure, ForebayError):
         raise failure
     if failure is not None:

@@ -11,6 +11,7 @@ import msgspec
 
 from forebay.clock import Clock
 from forebay.errors import ForebayError, GenerationError
+from forebay.generation.engine_trace import EngineTrace
 from forebay.generation.kv_pool import KvPool, kv_is_usable
 from forebay.generation.prefiller import Prefiller, SchedulerCounters, max_kv_staleness
 from forebay.generation.protocol import (
@@ -22,6 +23,7 @@ from forebay.generation.protocol import (
 from forebay.generation.queue import RequestQueue
 from forebay.generation.settings import GeneratorSettings
 from forebay.generation.slots import Done, Executor, Running, Waiting, decode_batch
+from forebay.telemetry.trace import OFF, Tracer
 from forebay.trajectory import PolicyVersion
 
 
@@ -33,12 +35,19 @@ class Scheduler:
         settings: Sizes and rules.
         version: The version that the executor serves.
         clock: Source of time.
+        tracer: Records what it does.
     """
 
     def __init__(
-        self, executor: Executor, settings: GeneratorSettings, version: PolicyVersion, clock: Clock
+        self,
+        executor: Executor,
+        settings: GeneratorSettings,
+        version: PolicyVersion,
+        clock: Clock,
+        tracer: Tracer = OFF,
     ) -> None:
         self._executor, self._settings, self._clock = executor, settings, clock
+        self._trace = EngineTrace(clock, tracer)
         self.version = version
         self._queue = RequestQueue(settings, clock)
         self._running: dict[str, Running] = {}
@@ -92,8 +101,10 @@ class Scheduler:
         """
         if version <= self.version:
             return False
+        began_s = self._clock.monotonic_s()
         self._executor.load(weights)
         self.version = version
+        self._trace.call("load weights", began_s, version=version.version)
         self.counters.swaps += 1
         self.pool.drop_shared()
         for running in self._running.values():
@@ -105,11 +116,15 @@ class Scheduler:
 
     def step(self) -> bool:
         """Admit, compute prompts, decode one block; return whether there is more to do at once."""
+        self._trace.woken()
         self._expire()
         self._admit()
-        self._prefiller.compute(self._running.values(), self.version)
+        self._prefill()
         self._decode()
-        return bool(self._running) or self._queue.may_go_on(self.version)
+        self._trace.gauge(self.num_waiting, self.num_running)
+        more = bool(self._running) or self._queue.may_go_on(self.version)
+        self._trace.rests(idle=not more)
+        return more
 
     def next_deadline_s(self) -> float | None:
         """Return when the next waiting request runs out of time, on the clock's monotonic scale."""
@@ -135,6 +150,12 @@ class Scheduler:
         for waiting in self._queue.take(len(self._free), self.version, self.pool.is_parked):
             self._running[waiting.request.request_id] = Running.start(self._free.pop(0), waiting)
 
+    def _prefill(self) -> None:
+        began_s, before = self._clock.monotonic_s(), self.counters.prefilled_tokens
+        self._prefiller.compute(self._running.values(), self.version)
+        if num_tokens := self.counters.prefilled_tokens - before:
+            self._trace.call("prefill", began_s, tokens=num_tokens)
+
     def _decode(self) -> None:
         active = [running for running in self._running.values() if not running.num_missing]
         if not active:
@@ -143,7 +164,9 @@ class Scheduler:
             if running.first_decode_s is None:
                 running.first_decode_s = self._clock.monotonic_s()
         settings = self._settings
+        began_s = self._clock.monotonic_s()
         decoded = self._executor.decode(decode_batch(active, settings.slots, settings.max_stop_tokens))
+        self._trace.call("decode", began_s, sequences=len(active), tokens=int(decoded.counts.sum()))
         self.counters.decode_blocks += 1
         self.counters.slot_steps += decoded.tokens.size
         for running in active:
@@ -170,6 +193,7 @@ class Scheduler:
         self._free.append(running.slot)
         self._free.sort()
         self._count(finish)
+        self._trace.request(running, finish)
         running.waiting.done(running.completion(finish, self._clock.monotonic_s()))
 
     def _answer(self, waiting: Waiting, finish: CompletionFinish) -> None:

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 KvAcrossVersions = Literal["bounded", "recompute"]
 _SMALLEST_WINDOW_TOKENS = 128
 
 
 class GeneratorSettings(BaseModel):
-    """One generator: where it listens, how many sequences it decodes at once, and what it keeps cached."""
+    """One generator: where it listens, how many sequences it decodes at once, and what it keeps cached.
+
+    With `vllm`, servers that are already running generate; of the rest, `context`, `token_env`,
+    `kv_across_versions`, `poll_weights_s` and `first_weights_timeout_s` still apply.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = Field("127.0.0.1", description="Address to listen on; any but loopback needs token_env.")
     port: int = Field(8100, ge=0, le=65535, description="Port to listen on; 0 lets the system choose.")
     token_env: str | None = Field(None, description="Environment variable that holds the bearer token.")
+
+    vllm: tuple[str, ...] = Field(
+        (),
+        description="Addresses of running vLLM servers that generate instead of the built-in engine, "
+        "e.g. http://127.0.0.1:8000.",
+    )
+    vllm_timeout_s: float = Field(30.0, gt=0, description="Longest wait for vLLM to pause, label or resume.")
+    vllm_load_timeout_s: float = Field(
+        300.0, gt=0, description="Longest wait for vLLM to load a version of the weights."
+    )
+    vllm_patience_s: float = Field(
+        60.0, ge=0, description="A vLLM server whose updates fail for this long ends the process."
+    )
 
     slots: int = Field(32, ge=1, le=4096, description="Sequences decoded at once.")
     context: int = Field(512, ge=8, description="Most tokens of prompt and completion together.")
@@ -66,6 +84,25 @@ class GeneratorSettings(BaseModel):
         120.0, gt=0, description="Longest device call before health reports a stall."
     )
     drain_timeout_s: float = Field(10.0, ge=0, description="Time that running requests get at shutdown.")
+
+    @field_validator("vllm", mode="before")
+    @classmethod
+    def _one_address_is_a_list(cls, value: object) -> object:
+        if isinstance(value, str):
+            return (value,)
+        # A strict tuple is no list, and by now the array of a file is one.
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("vllm")
+    @classmethod
+    def _addresses_are_bases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            parts = urlsplit(address)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+                raise ValueError(
+                    f"generator.vllm wants base addresses like http://127.0.0.1:8000, got {address!r}"
+                )
+        return tuple(address.rstrip("/") for address in value)
 
     @model_validator(mode="after")
     def _shapes_are_possible(self) -> Self:
@@ -129,3 +166,12 @@ class ClientSettings(BaseModel):
     )
     max_backoff_s: float = Field(1.0, gt=0, description="Longest pause between two tries.")
     avoid_s: float = Field(5.0, ge=0, description="How long a generator that failed gets no new episodes.")
+    run_id: str = Field(
+        "", description="The run whose weights vLLM must serve; empty for any. Our engine serves one run."
+    )
+    vocabulary: int = Field(
+        0, ge=0, description="Ids that vLLM may sample, which it does not tell itself; 0: unknown."
+    )
+    padded_vocabulary: int = Field(
+        0, ge=0, description="Ids that vLLM has logits for; those beyond vocabulary are masked."
+    )

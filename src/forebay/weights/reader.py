@@ -124,6 +124,27 @@ class WeightReader:
         raise self._gone(wanted)
 
     @contextmanager
+    def hold(self, version: PolicyVersion) -> Iterator[Path]:
+        """Verify a version and keep it from being deleted, for a reader that opens its files by itself.
+
+        Blocks for the read of the files.
+
+        Yields:
+            The version's directory: safetensors files that stay there until the context ends.
+
+        Raises:
+            WeightsError: The version is gone, or a file does not match the manifest.
+        """
+        try:
+            with self._locked(version) as manifest:
+                directory = self.path / version_name(version)
+                for shard in manifest.shards:
+                    _read_verified(directory / shard.name, shard)
+                yield directory
+        except _Vanished:
+            raise self._gone(version) from None
+
+    @contextmanager
     def _locked(self, version: PolicyVersion) -> Iterator[Manifest]:
         source = self.path / version_name(version) / MANIFEST_FILE
         try:

@@ -7,10 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import uvicorn
 
 from forebay.clock import SystemClock
 from forebay.generation.client import HttpGenerator
+from forebay.generation.http_records import MODELS_PATH, ModelCard, ModelList
 from forebay.generation.local import LocalGenerator
 from forebay.generation.protocol import GeneratorInfo
 from forebay.generation.scheduler import Scheduler
@@ -27,6 +29,17 @@ QUICK = ClientSettings(
     unresponsive_s=60.0,
     busy_retry_s=0.2,
     max_backoff_s=0.05,
+)
+OUR_MODELS = msgspec.json.encode(
+    ModelList(
+        [
+            ModelCard(
+                id="policy",
+                max_model_len=CONTEXT,
+                forebay=GeneratorInfo(version=version(3), context=CONTEXT, vocabulary=VOCABULARY),
+            )
+        ]
+    )
 )
 
 
@@ -92,13 +105,17 @@ async def calling(address: str, **fields: Any) -> AsyncIterator[HttpGenerator]:
 class Scripted:
     """An ASGI application that plays a list of answers to the generate route; None never answers."""
 
-    def __init__(self, *answers: tuple[int, bytes] | None, healthy: bool = True) -> None:
-        self.answers, self.healthy = list(answers), healthy
+    def __init__(
+        self, *answers: tuple[int, bytes] | None, healthy: bool = True, models: bytes = OUR_MODELS
+    ) -> None:
+        self.answers, self.healthy, self.models = list(answers), healthy, models
         self.requests = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/health":
             answer: tuple[int, bytes] | None = (200, b"{}") if self.healthy else None
+        elif scope["path"] == MODELS_PATH:
+            answer = (200, self.models)
         else:
             while (await receive()).get("more_body"):
                 pass

@@ -18,6 +18,7 @@ from tests.unit.generation.test_http_wire import VLLM_RESPONSE
 
 IMPATIENT = QUICK.model_copy(update={"unresponsive_s": 0.2})
 PATIENT = QUICK.model_copy(update={"unresponsive_s": 1.0})
+IDS_OF_40 = QUICK.model_copy(update={"vocabulary": 37, "padded_vocabulary": 40})
 VLLM = json.dumps(VLLM_RESPONSE).encode()
 
 
@@ -147,10 +148,11 @@ def test_release_on_a_server_without_the_route_is_nothing() -> None:
 def test_vllm_describes_its_model_and_weights() -> None:
     async def scenario() -> None:
         models = {"object": "list", "data": [{"id": "policy", "object": "model", "max_model_len": 4096}]}
-        answers = [(200, json.dumps(models).encode()), (200, b'{"weight_version": "1.38"}')]
-        async with listening(Scripted(*answers)) as address, calling(address) as client:
+        script = Scripted((200, b'{"weight_version": "1.38"}'), models=json.dumps(models).encode())
+        async with listening(script) as address, calling(address, settings=IDS_OF_40) as client:
             info = await client.info()
         assert (info.version, info.context, info.model) == (version(38, incarnation=1), 4096, "policy")
+        assert info.vocabulary == 37
 
     asyncio.run(scenario())
 

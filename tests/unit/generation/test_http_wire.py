@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from forebay.errors import RecordError
 from forebay.generation.http_wire import (
+    cache_label,
     decode_completion,
     decode_request,
     encode_completion,
     encode_request,
+    parse_label,
     parse_version,
     version_label,
 )
@@ -283,6 +285,27 @@ def test_neutral_parameters_and_foreign_fields_are_accepted() -> None:
 @given(st.integers(0, 10**9), st.integers(0, 10**9))
 def test_version_label_round_trip(incarnation: int, number: int) -> None:
     assert parse_version(version_label(PolicyVersion(incarnation, number))) == (incarnation, number)
+
+
+def test_a_label_of_vllm_names_the_oldest_cache_too() -> None:
+    assert cache_label(version(38, 1), version(32, 1)) == "1.38/1.32"
+    assert cache_label(version(38, 1), version(32, 1), "mine") == "1.38/1.32@mine"
+    assert parse_label("1.38/1.32@mine", "mine") == (version(38, 1), version(32, 1))
+    assert parse_label("1.38/1.32@mine")[0] == version(38, 1)
+    for foreign in ("1.38/1.32@other", "1.38/1.32", "1.38@", "mine"):
+        with pytest.raises(RecordError, match="not labelled by this run"):
+            parse_label(foreign, "mine")
+    assert parse_label("1.38/1.32") == (version(38, 1), version(32, 1))
+    assert parse_label("1.38") == (version(38, 1), None)
+    for label in ("1.38/", "1.38/x", "/1.32", "unknown"):
+        with pytest.raises(RecordError, match="label"):
+            parse_label(label)
+
+
+def test_spans_of_vllm_carry_the_cache_of_their_label() -> None:
+    labels = [{"version": "0.4/0.2", "start": 0, "end": 2}, {"version": "0.5/0.5", "start": 2, "end": 3}]
+    spans = decode_completion(changed(weight_versions=labels)).version_spans
+    assert spans == (VersionSpan(2, version(4), version(2)), VersionSpan(1, version(5), version(5)))
 
 
 @pytest.mark.parametrize("label", ["", "1", "1.", ".1", "a.b", "-1.2", "1.2.3", "٣.٤"])

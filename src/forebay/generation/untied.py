@@ -1,0 +1,43 @@
+"""Published weights of a tied model as a server without tied weights loads them; no JAX is imported here."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from forebay.errors import WeightsError
+from forebay.trajectory import PolicyVersion
+from forebay.weights.layout import version_name
+from forebay.weights.reader import WeightReader
+from forebay.weights.shard import encode
+
+EMBEDDING: Final = "model.embed_tokens.weight"
+HEAD: Final = "lm_head.weight"
+
+
+@contextmanager
+def untied_view(reader: WeightReader, version: PolicyVersion) -> Iterator[Path]:
+    """Yield a directory that also holds the output head, a copy of the embedding, under its own name.
+
+    The other files are links to the published ones, which stay there until the context ends.
+
+    Raises:
+        WeightsError: The version is gone, torn, or has no embedding.
+    """
+    with (
+        reader.hold(version) as published,
+        tempfile.TemporaryDirectory(prefix="forebay-") as parent,
+    ):
+        _, tensors = reader.load(version)
+        if EMBEDDING not in tensors:
+            raise WeightsError(f"{published} has no {EMBEDDING}", got=sorted(tensors)[:3])
+        view = Path(parent) / version_name(version)
+        view.mkdir()
+        for file in published.glob("*.safetensors"):
+            (view / file.name).symlink_to(file)
+        with (view / "lm_head.safetensors").open("wb") as head:
+            head.writelines(encode({HEAD: tensors[EMBEDDING]}))
+        yield view
