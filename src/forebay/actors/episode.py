@@ -17,8 +17,10 @@ import numpy.typing as npt
 import xxhash
 
 from forebay.actors.boundary import DeadlinePassedError, FaultBoundary
-from forebay.chat import Chat, Conversation, Message
+from forebay.actors.stats import EpisodeLog
+from forebay.chat import Chat, Conversation
 from forebay.clock import Clock
+from forebay.envs.outcomes import checked_observation, checked_outcome
 from forebay.envs.protocol import Action, Environment, Observation, Outcome
 from forebay.envs.registry import EnvironmentKind
 from forebay.errors import EnvironmentFailure, GenerationError
@@ -118,7 +120,14 @@ class EpisodeRunner:
         self.num_failed_closes = 0
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def run(self, task: Task, assignment: Assignment, *, timeout_s: float = math.inf) -> Trajectory:
+    async def run(
+        self,
+        task: Task,
+        assignment: Assignment,
+        *,
+        timeout_s: float = math.inf,
+        log: EpisodeLog | None = None,
+    ) -> Trajectory:
         """Run one episode.
 
         Consumes: a task. Waits for: the environment's code and the generator. Unblocked by: their answers,
@@ -129,6 +138,7 @@ class EpisodeRunner:
             task: The problem.
             assignment: What it is run for.
             timeout_s: Time left for it, if less than the environment's episode_timeout_s.
+            log: Where it notes what it has done, for callers that want to know if it fails.
 
         Raises:
             EnvironmentFailure: The environment raised or broke its contract, or there is none of that name.
@@ -140,7 +150,7 @@ class EpisodeRunner:
         if kind is None:
             known = ", ".join(sorted(self.environments))
             raise EnvironmentFailure("unknown environment", got=task.environment, limit=known)
-        episode = _Episode(self, kind, task, assignment, timeout_s)
+        episode = _Episode(self, kind, task, assignment, timeout_s, log or EpisodeLog())
         try:
             return await episode.run()
         finally:
@@ -165,6 +175,7 @@ class _Episode:
         task: Task,
         assignment: Assignment,
         timeout_s: float,
+        log: EpisodeLog,
     ) -> None:
         self._runner = runner
         self._kind = kind
@@ -172,7 +183,7 @@ class _Episode:
         self._assignment = assignment
         self._conversation = Conversation(runner.chat, runner.sampling)
         self._environment: Environment | None = None
-        self._steps: list[StepRecord] = []
+        self._log = log
         self._metrics: dict[str, float] = {}
         self._cached = False
         self._started_s = runner.clock.wall_s()
@@ -239,13 +250,18 @@ class _Episode:
 
         async def reset() -> Observation:
             self._environment = self._kind.make(seed)
-            return _checked_observation(await self._environment.reset(self._task))
+            return checked_observation(await self._environment.reset(self._task))
 
-        return await self._call(reset, "reset")
+        began_s = _loop_time()
+        try:
+            return await self._call(reset, "reset")
+        finally:
+            self._log.span("reset", began_s, _loop_time())
 
     async def _generate(self, request: GenerationRequest) -> Completion:
         self._cached = self._cached or request.keep
         limit = asyncio.timeout(self._left_s() + _GENERATOR_GRACE_S)
+        began_s = _loop_time()
         try:
             async with limit:
                 completion = await self._runner.generator.generate(request)
@@ -254,6 +270,8 @@ class _Episode:
             if limit.expired():
                 raise GenerationError("generator did not answer by the request's deadline") from error
             raise
+        finally:
+            self._log.span("generate", began_s, _loop_time())
         if completion.finish == "abort":
             raise GenerationError("generator aborted the request", got=request.request_id)
         oldest = min((span.version for span in completion.version_spans), default=request.min_version)
@@ -266,24 +284,27 @@ class _Episode:
         return completion
 
     async def _step(self, completion: Completion, turn: int) -> Outcome:
+        self._log.num_action_tokens += len(completion.tokens)
         text = self._conversation.act(completion, turn)
         closed = self._runner.chat.is_closed(completion.tokens)
         action = Action(text=text, finish="stop" if closed else completion.finish)
         reward: float | None = None
-        started = _loop_time()
+        started_s = _loop_time()
         try:
             if completion.finish == "deadline":
                 raise DeadlinePassedError("generator ran into the episode's deadline")
             outcome = await self._call(lambda: self._answer(action), "step")
             reward = outcome.reward
         finally:
-            self._steps.append(
+            ended_s = _loop_time()
+            self._log.span("environment", started_s, ended_s)
+            self._log.steps.append(
                 StepRecord(
                     reward,
                     completion.finish,
                     completion.wait_s,
                     completion.generate_s,
-                    _loop_time() - started,
+                    ended_s - started_s,
                 )
             )
         self._metrics |= outcome.metrics
@@ -291,11 +312,11 @@ class _Episode:
 
     async def _answer(self, action: Action) -> Outcome:
         assert self._environment is not None
-        return _checked_outcome(await self._environment.step(action))
+        return checked_outcome(await self._environment.step(action))
 
     def _trajectory(self, finish: Finish) -> Trajectory:
         assignment = self._assignment
-        rewards = [step.reward for step in self._steps if step.reward is not None]
+        rewards = [step.reward for step in self._log.steps if step.reward is not None]
         return Trajectory(
             trajectory_id=assignment.trajectory_id,
             run_id=assignment.run_id,
@@ -307,7 +328,7 @@ class _Episode:
             task_id=self._task.task_id,
             environment=self._task.environment,
             sequences=self._conversation.sequences(),
-            steps=tuple(self._steps),
+            steps=tuple(self._log.steps),
             reward=math.fsum(rewards) if rewards else None,
             terminated=finish == "terminated",
             truncated=finish != "terminated",
@@ -342,24 +363,3 @@ class _Episode:
 
 def _loop_time() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _checked_observation(value: object) -> Observation:
-    if not (isinstance(value, Observation) and all(isinstance(m, Message) for m in value.messages)):
-        raise TypeError(f"expected an Observation of Messages, got {value!r:.200}")
-    return value
-
-
-def _checked_outcome(value: object) -> Outcome:
-    """Return an outcome whose numbers are finite floats: a reward that is not is no reward."""
-    if not isinstance(value, Outcome):
-        raise TypeError(f"expected an Outcome, got {value!r:.200}")
-    _checked_observation(value.observation)
-    reward = None if value.reward is None else float(value.reward)
-    return msgspec.structs.replace(
-        value,
-        reward=reward if reward is not None and math.isfinite(reward) else None,
-        terminated=bool(value.terminated),
-        truncated=bool(value.truncated),
-        metrics={str(name): float(v) for name, v in value.metrics.items() if math.isfinite(float(v))},
-    )

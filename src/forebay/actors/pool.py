@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 from forebay.actors.boundary import FaultBoundary
 from forebay.actors.episode import EpisodeRunner
@@ -20,6 +21,9 @@ from forebay.envs.registry import EnvironmentKind
 from forebay.errors import ConfigError
 from forebay.generation.protocol import Generator, GeneratorInfo
 from forebay.store.protocol import Slot
+from forebay.telemetry.trace import OFF, Tracer
+
+_SHORTEST_TRACED_S = 0.01
 
 
 class ActorPool:
@@ -41,6 +45,7 @@ class ActorPool:
         name: Name of this process, different at every start of it.
         clock: Wall clock, comparable with the store's; deadlines run on the event loop's clock.
         max_kv_staleness: KV older than this is computed again in a follow-up turn; None to keep it.
+        tracer: Records what episodes do.
 
     Attributes:
         counters: Totals by name.
@@ -59,10 +64,11 @@ class ActorPool:
         name: str,
         clock: Clock,
         max_kv_staleness: int | None = None,
+        tracer: Tracer = OFF,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self.episodes = StatsQueue(settings.stats_queue)
-        self._store = StoreAccess(store, settings, name, self.counters)
+        self._store = StoreAccess(store, settings, name, self.counters, tracer)
         self._generator = generator
         self._chat = chat
         self._environments = environments
@@ -71,13 +77,13 @@ class ActorPool:
         self._name = name
         self._clock = clock
         self._max_kv_staleness = max_kv_staleness
+        self._tracer = tracer
+        self._traced = functools.partial(_traced, tracer, clock)
         self._boundary = FaultBoundary(settings.cancel_grace_s)
         self._live: dict[asyncio.Task[None], LiveSlot] = {}
         self._unfinished: list[Slot] = []
         self._num_started = 0
-        self._draining = asyncio.Event()
-        self._stopping = asyncio.Event()
-        self._wake = asyncio.Event()
+        self._draining, self._stopping, self._wake = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
         """Work until drained.
@@ -123,6 +129,7 @@ class ActorPool:
             put_margin_s=self._settings.put_margin_s,
             counters=self.counters,
             episodes=self.episodes,
+            tracer=self._tracer,
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -141,11 +148,10 @@ class ActorPool:
         while not self._draining.is_set():
             free = self._settings.episodes_per_process - len(self._live)
             if free <= 0:
-                self._wake.clear()
-                await self._wake.wait()
+                await self._traced("a free place", self._woken())
                 continue
             if await self._health.look() is None:
-                await self._pause(self._health.pause_s)
+                await self._traced("the generator", self._pause(self._health.pause_s))
                 continue
             slots = await self._store.claim(free, self._health.seen)
             self.counters["claimed"] += len(slots)
@@ -154,7 +160,7 @@ class ActorPool:
             if slots:
                 idle_s = self._settings.poll_s
             else:
-                await self._pause(idle_s)
+                await self._traced("work", self._pause(idle_s))
                 idle_s = min(2.0 * idle_s, self._settings.poll_max_s)
 
     def _start(self, slot: Slot, tasks: asyncio.TaskGroup) -> None:
@@ -189,13 +195,16 @@ class ActorPool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
                 while self._live and not self._stopping.is_set():
-                    self._wake.clear()
-                    await self._wake.wait()
+                    await self._woken()
         rest = set(self._live)
         for task in rest:
             task.cancel()
         if rest:
             await asyncio.wait(rest)
+
+    async def _woken(self) -> None:
+        self._wake.clear()
+        await self._wake.wait()
 
     async def _pause(self, duration_s: float) -> None:
         """Wait, but not once drained."""
@@ -204,13 +213,7 @@ class ActorPool:
                 await self._draining.wait()
 
     def _make_runner(self, info: GeneratorInfo) -> EpisodeRunner:
-        if self._chat.vocabulary > info.vocabulary:
-            raise ConfigError(
-                "the tokenizer has ids that the model does not know",
-                got=f"{self._chat.vocabulary} ids",
-                limit=f"vocabulary {info.vocabulary}",
-                remedy="Use the tokenizer that belongs to the model.",
-            )
+        _check_vocabulary(self._chat, info)
         return EpisodeRunner(
             generator=self._generator,
             info=info,
@@ -222,6 +225,25 @@ class ActorPool:
             boundary=self._boundary,
             max_kv_staleness=self._max_kv_staleness,
         )
+
+
+def _check_vocabulary(chat: Chat, info: GeneratorInfo) -> None:
+    if chat.vocabulary > info.vocabulary:
+        raise ConfigError(
+            "the tokenizer has ids that the model does not know",
+            got=f"{chat.vocabulary} ids",
+            limit=f"vocabulary {info.vocabulary}",
+            remedy="Use the tokenizer that belongs to the model.",
+        )
+
+
+async def _traced(tracer: Tracer, clock: Clock, cause: str, waiting: Awaitable[None]) -> None:
+    """Wait, and record that under the name of its cause."""
+    began_s = clock.monotonic_s()
+    await waiting
+    ended_s = clock.monotonic_s()
+    if ended_s - began_s >= _SHORTEST_TRACED_S:
+        tracer.slice(f"waits for {cause}", began_s, ended_s, track="claiming")
 
 
 def _key(slot: Slot) -> tuple[str, int, int]:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from forebay.actors.pool import ActorPool
 from forebay.actors.settings import ActorSettings
@@ -16,6 +17,7 @@ from forebay.chat import Chat
 from forebay.clock import Clock, SystemClock
 from forebay.envs.registry import EnvironmentKind
 from forebay.generation.protocol import Generator
+from forebay.telemetry.trace import OFF, Tracer
 
 _log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -32,6 +34,7 @@ async def run_actor(
     name: str,
     clock: Clock | None = None,
     max_kv_staleness: int | None = None,
+    tracer: Tracer = OFF,
     report: Callable[[ActorPool], None] = lambda _: None,
     report_s: float = 5.0,
 ) -> dict[str, int]:
@@ -50,6 +53,7 @@ async def run_actor(
         name: Name of this actor; the process id is added, so that no two starts share it.
         clock: Wall clock, comparable with the store's; the system's by default.
         max_kv_staleness: KV older than this is computed again in a follow-up turn; None to keep it.
+        tracer: Records what episodes do; stays the caller's to close.
         report: Called now and then, and once at the end, with the pool; reads `stats()`, drains `episodes`.
         report_s: Time between two calls.
 
@@ -70,6 +74,7 @@ async def run_actor(
         name=f"{name}-{os.getpid()}",
         clock=clock or SystemClock(),
         max_kv_staleness=max_kv_staleness,
+        tracer=tracer,
     )
     loop = asyncio.get_running_loop()
     watchdog = LoopWatchdog(
@@ -78,21 +83,31 @@ async def run_actor(
         settings.blocked_limit_s,
         on_blocked=lambda blockage: pool.counters.update([f"blocked.{blockage.environment}"]),
     )
+    with _drained_by_signals(loop, pool):
+        watchdog.start()
+        reporting = asyncio.create_task(_report(pool, report, report_s), name="report")
+        try:
+            for kind in environments.values():
+                await kind.open()
+            await pool.run()
+            _try_report(pool, report)
+            return pool.stats()
+        finally:
+            reporting.cancel()
+            watchdog.stop()
+            for kind in environments.values():
+                await kind.close()
+
+
+@contextmanager
+def _drained_by_signals(loop: asyncio.AbstractEventLoop, pool: ActorPool) -> Iterator[None]:
     for number in _SIGNALS:
         loop.add_signal_handler(number, pool.drain)
-    watchdog.start()
-    reporting = asyncio.create_task(_report(pool, report, report_s), name="report")
     try:
-        await pool.run()
-        _try_report(pool, report)
-        return pool.stats()
+        yield
     finally:
-        reporting.cancel()
-        watchdog.stop()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
-        for kind in environments.values():
-            await kind.close()
 
 
 async def _report(pool: ActorPool, report: Callable[[ActorPool], None], period_s: float) -> None:

@@ -7,11 +7,12 @@ from collections import Counter
 
 from forebay.actors.episode import Assignment, EpisodeRunner
 from forebay.actors.generator_health import GeneratorHealth
-from forebay.actors.stats import EpisodeStats, StatsQueue
+from forebay.actors.stats import Ending, EpisodeLog, EpisodeStats, StatsQueue
 from forebay.actors.store_access import StoreAccess
 from forebay.errors import EnvironmentFailure, GenerationError, ModelError, RecordError, RefusedError
 from forebay.generation.protocol import BadRequestError
 from forebay.store.protocol import Slot
+from forebay.telemetry.trace import OFF, Tracer, member_name
 from forebay.trajectory import Trajectory
 
 _log = logging.getLogger(__name__)
@@ -28,6 +29,9 @@ class LiveSlot:
     Attributes:
         lost: The lease is gone; nobody waits for the result.
         putting: The result is on its way; the store will judge it.
+        member: The member whose path the episode belongs to.
+        log: What the episode has done so far.
+        trajectory: Its result, once there is one.
     """
 
     def __init__(self, slot: Slot, claimed_s: float, run_name: str) -> None:
@@ -37,6 +41,9 @@ class LiveSlot:
         self.episode_id = f"{self.trajectory_id}.{run_name}"
         self.lost = False
         self.putting = False
+        self.member = member_name(slot.group_id, slot.member)
+        self.log = EpisodeLog()
+        self.trajectory: Trajectory | None = None
 
     def assignment(self, run_seed: int) -> Assignment:
         """Return what the episode is run for."""
@@ -69,7 +76,8 @@ class SlotRunner:
         run_seed: Seed of the run.
         put_margin_s: An episode ends this long before its group's deadline.
         counters: Where outcomes are counted.
-        episodes: Where finished episodes are reported.
+        episodes: Where ended episodes are reported.
+        tracer: Records the episodes of the members that it follows.
     """
 
     def __init__(
@@ -82,6 +90,7 @@ class SlotRunner:
         put_margin_s: float,
         counters: Counter[str],
         episodes: StatsQueue,
+        tracer: Tracer = OFF,
     ) -> None:
         self._runner = runner
         self._store = store
@@ -90,6 +99,7 @@ class SlotRunner:
         self._put_margin_s = put_margin_s
         self._counters = counters
         self._episodes = episodes
+        self._tracer = tracer
 
     async def run(self, live: LiveSlot) -> None:
         """Run one slot.
@@ -97,46 +107,86 @@ class SlotRunner:
         Consumes: a slot. Waits for: the episode, then the store. Unblocked by: the episode's deadlines, a
         write. Produces: one verb of the store.
         """
+        ending: Ending = "cancelled"
+        live.log.traced = self._tracer.follows(live.member)
+        now_s = self._now_s()
+        claimed_s = now_s - max(0.0, self._runner.clock.wall_s() - live.claimed_s)
+        live.log.span("claim", claimed_s, now_s)
+        try:
+            ending = await self._run(live)
+        finally:
+            self._episodes.offer(self._stats(live, ending))
+            if live.log.traced:
+                self._trace(live, ending, claimed_s)
+
+    async def _run(self, live: LiveSlot) -> Ending:
         slot = live.slot
         timeout_s = slot.group_deadline_s - self._put_margin_s - self._runner.clock.wall_s()
         try:
             trajectory = await self._runner.run(
-                slot.task, live.assignment(self._run_seed), timeout_s=timeout_s
+                slot.task, live.assignment(self._run_seed), timeout_s=timeout_s, log=live.log
             )
         except EnvironmentFailure as error:
-            await self._fail(live, "environment", error)
+            return await self._fail(live, "environment", error)
         except RecordError as error:
             self._counters[f"rejected.{error.reason}"] += 1
-            await self._fail(live, error.reason, error)
+            return await self._fail(live, error.reason, error)
         except ModelError as error:
-            await self._fail(live, "chat", error)
+            return await self._fail(live, "chat", error)
         except BadRequestError as error:
-            await self._fail(live, "generator", error)
+            return await self._fail(live, "generator", error)
         except GenerationError as error:
             self._health.failed(error)
             await self._store.release(slot)
-        else:
-            self._health.succeeded()
-            await self._deliver(live, trajectory)
+            return "released"
+        self._health.succeeded()
+        return await self._deliver(live, trajectory)
 
-    async def _deliver(self, live: LiveSlot, trajectory: Trajectory) -> None:
+    async def _deliver(self, live: LiveSlot, trajectory: Trajectory) -> Ending:
         self._counters[f"finished.{trajectory.finish}"] += 1
         self._counters["branches"] += int(trajectory.metrics["branches"])
         if trajectory.finish == "context" and not trajectory.steps:
             # The task does not fit the context: no attempt will, and an empty member teaches nothing.
-            await self._fail(live, "context", None)
-            return
+            return await self._fail(live, "context", None)
+        live.trajectory = trajectory
         live.putting = True
-        receipt: str
+        ending: Ending
+        began_s = self._now_s()
         try:
-            receipt = await self._store.put(trajectory, live.slot)
+            members = (live.member,) if live.log.traced else ()
+            ending = await self._store.put(trajectory, live.slot, members=members)
         except RefusedError as error:
-            receipt = "refused"
+            ending = "refused"
             await self._fail(live, "refused", error)
-        self._counters[f"receipts.{receipt}"] += 1
-        self._episodes.offer(EpisodeStats.of(trajectory, receipt))
+        live.log.span("put", began_s, self._now_s())
+        self._counters[f"receipts.{ending}"] += 1
+        return ending
 
-    async def _fail(self, live: LiveSlot, reason: str, error: Exception | None) -> None:
+    async def _fail(self, live: LiveSlot, reason: str, error: Exception | None) -> Ending:
         self._counters[f"failed.{reason}"] += 1
+        self._counters[f"failures.{live.slot.task.environment}.{reason}"] += 1
         _log.warning("%s failed (%s): %s", live.trajectory_id, reason, error or "no room for its prompt")
         await self._store.fail(live.slot, reason)
+        return "failed"
+
+    def _stats(self, live: LiveSlot, ending: Ending) -> EpisodeStats:
+        if live.trajectory is not None:
+            return EpisodeStats.of(live.trajectory, ending)
+        duration_s = max(0.0, self._runner.clock.wall_s() - live.claimed_s)
+        return EpisodeStats.without_result(live.slot.task.environment, ending, live.log, duration_s)
+
+    def _now_s(self) -> float:
+        return self._runner.clock.monotonic_s()
+
+    def _trace(self, live: LiveSlot, ending: Ending, began_s: float) -> None:
+        """Record an episode on a lane of its own: the whole of it, and inside it what it did."""
+        ended_s = self._now_s()
+        lane = self._tracer.lane("episode", began_s, ended_s)
+        arguments = {
+            "trajectory": live.trajectory_id,
+            "environment": live.slot.task.environment,
+            "ending": ending,
+        }
+        self._tracer.slice(f"episode {live.trajectory_id}", began_s, ended_s, track=lane, arguments=arguments)
+        for name, span_began_s, span_ended_s in live.log.spans:
+            self._tracer.slice(name, span_began_s, span_ended_s, track=lane, members=(live.member,))

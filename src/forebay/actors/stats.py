@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
-from forebay.trajectory import Finish, Trajectory
+from forebay.trajectory import Finish, StepRecord, Trajectory
+
+# What became of an episode: the store's answer to its result; `failed` if it has none because of an error,
+# `released` if its slot went back untried, `cancelled` if its lease was lost or the pool ended.
+Ending = Literal["accepted", "duplicate", "late", "refused", "failed", "released", "cancelled"]
+
+
+@dataclass(slots=True)
+class EpisodeLog:
+    """What a running episode has done so far; it survives the episode, however that ends.
+
+    Args:
+        traced: Whether spans are kept.
+        steps: Its model calls, in order.
+        num_action_tokens: Tokens sampled.
+        spans: Name, begin and end of what it did, in seconds of the event loop's clock.
+    """
+
+    traced: bool = False
+    steps: list[StepRecord] = field(default_factory=list)
+    num_action_tokens: int = 0
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def span(self, name: str, began_s: float, ended_s: float) -> None:
+        """Note what the episode did, if it is traced."""
+        if self.traced:
+            self.spans.append((name, began_s, ended_s))
 
 
 class EpisodeStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished episode in numbers.
+    """One ended episode in numbers.
 
     Args:
         environment: Its environment.
-        finish: What ended it.
-        receipt: What the store said: `accepted`, `duplicate`, `late` or `refused`.
+        ending: What became of it.
+        finish: What ended it; None if it left no trajectory.
         reward: Its return; None if unscored.
         num_turns: Model calls.
         num_action_tokens: Tokens sampled.
-        duration_s: From reset to the end.
+        duration_s: From the claim, or from the reset if it left a trajectory, to the end.
         admission_s: From claim to reset.
         generator_wait_s: Waiting for the generator's first decode, over all turns.
         generate_s: Decoding, over all turns.
@@ -27,8 +55,8 @@ class EpisodeStats(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     environment: str
-    finish: Finish
-    receipt: str
+    ending: Ending
+    finish: Finish | None
     reward: float | None
     num_turns: int
     num_action_tokens: int
@@ -39,12 +67,12 @@ class EpisodeStats(msgspec.Struct, frozen=True, kw_only=True):
     environment_s: tuple[float, ...]
 
     @classmethod
-    def of(cls, trajectory: Trajectory, receipt: str) -> EpisodeStats:
-        """Return the numbers of a trajectory."""
+    def of(cls, trajectory: Trajectory, ending: Ending) -> EpisodeStats:
+        """Return the numbers of an episode that left a trajectory."""
         return cls(
             environment=trajectory.environment,
+            ending=ending,
             finish=trajectory.finish,
-            receipt=receipt,
             reward=trajectory.reward,
             num_turns=len(trajectory.steps),
             num_action_tokens=trajectory.num_action_tokens,
@@ -53,6 +81,25 @@ class EpisodeStats(msgspec.Struct, frozen=True, kw_only=True):
             generator_wait_s=sum(step.generator_wait_s for step in trajectory.steps),
             generate_s=sum(step.generate_s for step in trajectory.steps),
             environment_s=tuple(step.environment_s for step in trajectory.steps),
+        )
+
+    @classmethod
+    def without_result(
+        cls, environment: str, ending: Ending, log: EpisodeLog, duration_s: float
+    ) -> EpisodeStats:
+        """Return the numbers of an episode that left nothing but its log."""
+        return cls(
+            environment=environment,
+            ending=ending,
+            finish=None,
+            reward=None,
+            num_turns=len(log.steps),
+            num_action_tokens=log.num_action_tokens,
+            duration_s=duration_s,
+            admission_s=0.0,
+            generator_wait_s=sum(step.generator_wait_s for step in log.steps),
+            generate_s=sum(step.generate_s for step in log.steps),
+            environment_s=tuple(step.environment_s for step in log.steps),
         )
 
 

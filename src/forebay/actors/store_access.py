@@ -14,9 +14,11 @@ from forebay.actors.backoff import Backoff
 from forebay.actors.settings import ActorSettings
 from forebay.errors import RefusedError, StoreError
 from forebay.store.protocol import Receipt, Slot, TaskSource, TrajectorySink
+from forebay.telemetry.trace import OFF, Tracer
 from forebay.trajectory import PolicyVersion, Trajectory
 
 T = TypeVar("T")
+_SHORTEST_TRACED_S = 0.001
 _log = logging.getLogger(__name__)
 
 
@@ -36,15 +38,22 @@ class StoreAccess:
         settings: Threads, lease time and patience.
         actor: Name of this process.
         counters: Where `store_errors` are counted.
+        tracer: Records calls that take long, and those of members that it follows.
     """
 
     def __init__(
-        self, store: ActorStore, settings: ActorSettings, actor: str, counters: Counter[str]
+        self,
+        store: ActorStore,
+        settings: ActorSettings,
+        actor: str,
+        counters: Counter[str],
+        tracer: Tracer = OFF,
     ) -> None:
         self._store = store
         self._settings = settings
         self._actor = actor
         self._counters = counters
+        self._tracer = tracer
         self._leases = ThreadPoolExecutor(1, "leases")
         self._results = ThreadPoolExecutor(settings.put_threads, "results")
 
@@ -53,28 +62,36 @@ class StoreAccess:
         claim = functools.partial(
             self._store.claim, max_slots, ttl_s=self._settings.lease_ttl_s, actor=self._actor, version=version
         )
-        return await self._insist(self._leases, claim)
+        return await self._insist(self._leases, claim, "store.claim")
 
     async def renew(self, slots: Sequence[Slot]) -> tuple[Slot, ...]:
         """Renew leases; return the slots that are no longer held."""
         renew = functools.partial(self._store.heartbeat, slots, ttl_s=self._settings.lease_ttl_s)
-        return await self._insist(self._leases, renew)
+        return await self._insist(self._leases, renew, "store.heartbeat")
 
-    async def put(self, trajectory: Trajectory, slot: Slot) -> Receipt:
+    async def put(self, trajectory: Trajectory, slot: Slot, *, members: tuple[str, ...] = ()) -> Receipt:
         """Store a result.
+
+        Args:
+            trajectory: The result.
+            slot: The slot that it belongs to.
+            members: Its member, if that is followed by the trace.
 
         Raises:
             RefusedError: The store will never take it.
         """
-        return await self._insist(self._results, functools.partial(self._store.put, trajectory, slot))
+        put = functools.partial(self._store.put, trajectory, slot)
+        return await self._insist(self._results, put, "store.put" if members else None, members)
 
     async def fail(self, slot: Slot, reason: str) -> None:
         """Give up an attempt after an error."""
-        await self._insist(self._results, functools.partial(self._store.fail, slot, reason=reason))
+        fail = functools.partial(self._store.fail, slot, reason=reason)
+        await self._insist(self._results, fail, "store.fail")
 
     async def release(self, slot: Slot) -> None:
         """Give a slot back untried."""
-        await self._insist(self._results, functools.partial(self._store.release_slot, slot))
+        release = functools.partial(self._store.release_slot, slot)
+        await self._insist(self._results, release, "store.release")
         self._counters["released"] += 1
 
     async def give_back(self, slots: Sequence[Slot]) -> None:
@@ -93,7 +110,12 @@ class StoreAccess:
         self._leases.shutdown(wait=False)
         self._results.shutdown(wait=False)
 
-    async def _insist(self, executor: Executor, call: Callable[[], T]) -> T:
+    async def _insist(
+        self, executor: Executor, call: Callable[[], T], name: str | None, members: tuple[str, ...] = ()
+    ) -> T:
+        """Make a call until the store takes it; it is traced if it has a name."""
+        if name is not None:
+            call = functools.partial(self._traced, call, name, members)
         loop = asyncio.get_running_loop()
         backoff = Backoff.of("store", self._settings, loop.time)
         while True:
@@ -106,3 +128,12 @@ class StoreAccess:
                 _log.warning("%s", error)
                 backoff.failed(error)
             await asyncio.sleep(backoff.left_s)
+
+    def _traced(self, call: Callable[[], T], name: str, members: tuple[str, ...]) -> T:
+        began_s = self._tracer.now_s()
+        try:
+            return call()
+        finally:
+            ended_s = self._tracer.now_s()
+            if members or ended_s - began_s >= _SHORTEST_TRACED_S:
+                self._tracer.slice(name, began_s, ended_s, members=members)

@@ -28,6 +28,8 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
         masked_tokens: Sampled tokens that are not trained, by reason.
         action_tokens_by_turn: Sampled tokens of each turn of an episode.
         fresh_tokens_by_turn: Those of them that are trained.
+        fresh_tokens_by_trajectory: Trained tokens of each member, in the order of groups and members; of
+            demonstrations, only those that are packed.
         staleness_histogram: Trained tokens by staleness, from 0.
         kv_staleness_max: Oldest cache that a trained token attended to, in versions.
         real_tokens: Slots that hold a token.
@@ -46,6 +48,7 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     masked_tokens: dict[str, int]
     action_tokens_by_turn: tuple[int, ...]
     fresh_tokens_by_turn: tuple[int, ...]
+    fresh_tokens_by_trajectory: tuple[int, ...]
     staleness_histogram: tuple[int, ...]
     kv_staleness_max: int
     real_tokens: int
@@ -91,7 +94,7 @@ def measure(
     owner_of_token = owners[tokens.sequences]
     fresh = tokens.fresh
     sampled = _flags(owner_of_token, len(members))
-    trained = _flags(owner_of_token[fresh], len(members))
+    trained = np.bincount(owner_of_token[fresh], minlength=len(members))
     too_long = _flags(owner_of_token[tokens.reasons == Reason.TOO_LONG], len(members))
     rewards = [m.trajectory.reward for m in members if m.scored and m.trajectory.reward is not None]
     masked = np.bincount(tokens.reasons, minlength=len(Reason))
@@ -101,7 +104,7 @@ def measure(
         branches=sum(max(number - 1, 0) for number in num_sequences),
         unscored=sum(not member.scored for member in members),
         truncated=sum(member.trajectory.truncated for member in members),
-        discarded=int(np.sum(sampled & ~trained)),
+        discarded=int(np.sum(sampled & (trained == 0))),
         zero_spread_groups=zero_spread_groups,
         reward_mean=sum(rewards) / len(rewards) if rewards else None,
         too_long=tuple(members[i].trajectory.trajectory_id for i in np.flatnonzero(too_long).tolist()),
@@ -112,6 +115,7 @@ def measure(
         },
         action_tokens_by_turn=_counts(tokens.turns, num_turns),
         fresh_tokens_by_turn=_counts(tokens.turns[fresh], num_turns),
+        fresh_tokens_by_trajectory=tuple(trained.tolist()),
         staleness_histogram=_counts(tokens.staleness[fresh], 0),
         kv_staleness_max=int(tokens.kv_staleness[fresh].max(initial=0)),
         real_tokens=num_real_tokens,

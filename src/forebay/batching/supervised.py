@@ -156,6 +156,9 @@ def _measure(
         masked_tokens={"too_long": num_cut} if num_cut else {},
         action_tokens_by_turn=(sum(sizes),),
         fresh_tokens_by_turn=(num_trained,),
+        fresh_tokens_by_trajectory=tuple(
+            np.bincount(flat.target_sequences, minlength=len(flat.tokens)).tolist()
+        ),
         staleness_histogram=(num_trained,) if num_trained else (),
         kv_staleness_max=0,
         real_tokens=num_real,

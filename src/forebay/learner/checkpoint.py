@@ -168,21 +168,6 @@ class Checkpointer:
             )
         return None
 
-    def restore_best(self, template: Any) -> Restored:
-        """Restore the checkpoint with the highest metric.
-
-        Raises:
-            CheckpointError: None was evaluated, or the best is damaged or does not fit the template.
-        """
-        self.wait()
-        directory = find_best(self.path)
-        if directory is None:
-            raise CheckpointError(
-                f"no checkpoint in {self.path} was evaluated", remedy="Set learner.eval_every."
-            )
-        manifest = verify(directory)
-        return Restored(_read(directory, manifest, template), manifest.cursor, ())
-
     def oldest_verified_step(self) -> int | None:
         """Return the step of the oldest checkpoint that a resume could need: the store may forget up to it.
 
@@ -245,6 +230,23 @@ class Checkpointer:
     def _refuse_full_disk(self, num_bytes: int) -> None:
         if shutil.disk_usage(self.path).free < num_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def load_best(path: Path, template: Any) -> Restored:
+    """Read the checkpoint with the highest metric; a learner may go on saving beside it.
+
+    Args:
+        path: The checkpoint directory.
+        template: Pytree of the arrays' shapes, dtypes and shardings.
+
+    Raises:
+        CheckpointError: None was evaluated, or the best is damaged or does not fit the template.
+    """
+    directory = find_best(path)
+    if directory is None:
+        raise CheckpointError(f"no checkpoint in {path} was evaluated", remedy="Set learner.eval_every.")
+    manifest = verify(directory)
+    return Restored(_read(directory, manifest, template), manifest.cursor, ())
 
 
 def _write_checkpoint(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from forebay.staleness import StalenessSettings, dispatch_allowance
 from forebay.store.protocol import GroupSpec, Store
+from forebay.telemetry.trace import OFF, Tracer, member_name
 from forebay.trajectory import PolicyVersion, Task
 
 GroupMaker = Callable[[int, Task | None, PolicyVersion], GroupSpec]
@@ -29,6 +30,7 @@ class Dispatcher:
         updates_per_batch: Optimizer steps, and so versions, per batch.
         last_version: The version that the run ends with.
         period_s: Longest time between two looks at the store.
+        tracer: Records what it dispatches.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Dispatcher:
         updates_per_batch: int,
         last_version: int,
         period_s: float = 0.1,
+        tracer: Tracer = OFF,
     ) -> None:
         self._store = store
         self._incarnation = incarnation
@@ -50,6 +53,7 @@ class Dispatcher:
         self._updates_per_batch = updates_per_batch
         self._last_version = last_version
         self._period_s = period_s
+        self._tracer = tracer
         self._repeat: deque[Task] = deque()
         self._posed: dict[str, Task] = {}
         self._wake = threading.Event()
@@ -112,7 +116,9 @@ class Dispatcher:
         groups = [
             self._make_group(stats.next_serial + i, task, stats.published) for i, task in enumerate(tasks)
         ]
-        accepted = self._store.dispatch(groups, incarnation=self._incarnation)
+        members = tuple(filter(self._tracer.follows, _members(groups))) if self._tracer.enabled else ()
+        with self._tracer.span("store.dispatch", members=members, arguments={"groups": len(groups)}):
+            accepted = self._store.dispatch(groups, incarnation=self._incarnation)
         self._remember(groups[:accepted])
         self._repeat.extendleft(reversed([task for task in tasks[accepted:] if task is not None]))
         return accepted
@@ -123,3 +129,7 @@ class Dispatcher:
         limit = 2 * self._settings.batches_in_flight * self._groups_per_batch
         for group_id in list(self._posed)[: max(0, len(self._posed) - limit)]:
             del self._posed[group_id]
+
+
+def _members(groups: Sequence[GroupSpec]) -> Iterator[str]:
+    return (member_name(group.group_id, member) for group in groups for member in range(group.group_size))

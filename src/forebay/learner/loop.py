@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 
 from forebay.batching.batch import Batch, MicroBatch
 from forebay.errors import NonFiniteError
+from forebay.learner.accounts import Account
 from forebay.learner.feed import JournaledBatch
 from forebay.learner.programs import TrainPrograms
 from forebay.learner.settings import LearnerSettings
@@ -26,23 +27,6 @@ class Source(Protocol):
 
     def next(self) -> JournaledBatch | None:
         """Return the next batch; None when the run is to stop."""
-        ...
-
-
-class Account(Protocol):
-    """What is told about every batch that was trained."""
-
-    def add(
-        self, batch: JournaledBatch, version: PolicyVersion, stats: Sequence[StepStats], step_s: float
-    ) -> None:
-        """Account for a batch.
-
-        Args:
-            batch: What was trained.
-            version: The version that it made.
-            stats: One per optimizer update that was not empty.
-            step_s: Time of its updates.
-        """
         ...
 
 

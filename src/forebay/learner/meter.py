@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from forebay.batching.batch import Batch
+from forebay.clock import Clock
 from forebay.learner.bare import BareSpeed, BareWork, work_of
+from forebay.learner.batch_values import batch_values
 from forebay.learner.feed import JournaledBatch
 from forebay.learner.train_step import StepStats
 from forebay.objectives.inputs import LossSums, summarize
 from forebay.store.accounting import count_lost
 from forebay.store.protocol import StoreStats
-from forebay.telemetry.metrics import MetricsWriter, Value, read_metrics
-from forebay.telemetry.rates import mean_over_episodes
+from forebay.telemetry.metrics import Value, read_metrics
+from forebay.telemetry.sinks.protocol import MetricLog
 from forebay.telemetry.spans import TimeShares, TimeStrip
 from forebay.telemetry.summary import RunSummary
-from forebay.trajectory import PolicyVersion, Trajectory
+from forebay.trajectory import PolicyVersion
 
 _MIN_REWARD_BATCHES = 3
 
@@ -60,16 +62,20 @@ class Meter:
         compiles: Returns the programs built since warm-up.
         store_stats: Reads the store.
         warmup_batches: First batches left out of the utilization figures.
+        clock: Dates the steps; comparable with that of the trajectories.
+        waits: Returns, and forgets, the seconds that the learner starved, by cause.
     """
 
     def __init__(
         self,
-        writer: MetricsWriter,
+        writer: MetricLog,
         strip: TimeStrip,
         bare: BareSpeed,
         compiles: Callable[[], int],
         store_stats: Callable[[], StoreStats],
         warmup_batches: int,
+        clock: Clock,
+        waits: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._writer = writer
         self._strip = strip
@@ -77,6 +83,8 @@ class Meter:
         self._compiles = compiles
         self._store_stats = store_stats
         self._warmup_batches = warmup_batches
+        self._clock = clock
+        self._waits = waits
         self._before = strip.read()
         self.batches = 0
         self.window = Window()
@@ -140,7 +148,8 @@ class Meter:
             "compiles": self._compiles(),
             "step_s": step_s,
             **{f"time.{state}_s": seconds for state, seconds in interval.seconds.items()},
-            **_batch_values(batch),
+            **{f"wait.{cause}_s": seconds for cause, seconds in self._waits().items()},
+            **batch_values(batch, self._clock.wall_s() - step_s, step_s),
             **_step_values(stats),
             **_store_values(store),
         }
@@ -222,50 +231,6 @@ def _work(batch: JournaledBatch) -> BareWork:
     for update in batch.updates:
         work.add(work_of(update))
     return work
-
-
-def _batch_values(batch: JournaledBatch) -> dict[str, Value]:
-    first = batch.updates[0].stats
-    trajectories = [t for group in batch.groups for t in group.trajectories]
-    by_reason: Counter[str] = Counter()
-    for update in batch.updates:
-        by_reason.update(update.stats.masked_tokens)
-    return {
-        "trajectories": len(trajectories),
-        "groups": " ".join(batch.entry.group_ids),
-        "fresh_tokens": sum(update.counts.tokens for update in batch.updates),
-        "masked_tokens": sum(by_reason.values()),
-        **{f"masked.{reason}": count for reason, count in by_reason.items()},
-        "staleness_max": max(update.stats.staleness_max for update in batch.updates),
-        "fill": first.fill,
-        "real_tokens": first.real_tokens,
-        "padded_tokens": first.padded_tokens,
-        "discarded": first.discarded,
-        "unscored": first.unscored,
-        "truncated": first.truncated,
-        "branches": sum(update.stats.branches for update in batch.updates),
-        "zero_spread_groups": sum(update.stats.zero_spread_groups for update in batch.updates),
-        "too_long": sum(len(update.stats.too_long) for update in batch.updates),
-        **_counts("fresh_tokens.staleness", [update.stats.staleness_histogram for update in batch.updates]),
-        **_counts("action_tokens.turn", [update.stats.action_tokens_by_turn for update in batch.updates]),
-        **_counts("fresh_tokens.turn", [update.stats.fresh_tokens_by_turn for update in batch.updates]),
-        **{f"environment.{name}": value for name, value in _episode_metrics(trajectories).items()},
-    }
-
-
-def _counts(name: str, histograms: Sequence[Sequence[int]]) -> dict[str, Value]:
-    """Return the sum of histograms, one value per bin: `NAME.BIN`."""
-    totals: Counter[int] = Counter()
-    for histogram in histograms:
-        totals.update(dict(enumerate(histogram)))
-    return {f"{name}.{index}": count for index, count in sorted(totals.items())}
-
-
-def _episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    means = mean_over_episodes([dict(trajectory.metrics) for trajectory in trajectories])
-    means["turns"] = sum(len(t.steps) for t in trajectories) / max(len(trajectories), 1)
-    means["tokens"] = sum(t.num_action_tokens for t in trajectories) / max(len(trajectories), 1)
-    return means
 
 
 def _step_values(stats: Sequence[StepStats]) -> dict[str, Value]:

@@ -3,7 +3,7 @@
 ```
 RUN/
   run.lock  manifest.json  metrics.jsonl  summary.json
-  store/  weights/  checkpoints/  logs/
+  store/  weights/  checkpoints/  logs/  samples/  trace/
 ```
 Retention is the part's own: checkpoints and weights keep their newest, logs and metrics rotate by size.
 """
@@ -18,6 +18,7 @@ import secrets
 import socket
 import subprocess
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -108,6 +109,16 @@ class RunLayout:
         return self.path / "logs"
 
     @property
+    def samples(self) -> Path:
+        """A few trained trajectories, as wire frames."""
+        return self.path / "samples"
+
+    @property
+    def trace(self) -> Path:
+        """What each process did when, one file per process."""
+        return self.path / "trace"
+
+    @property
     def metrics(self) -> Path:
         """One JSON line per step."""
         return self.path / "metrics.jsonl"
@@ -185,17 +196,15 @@ def open_run(
             f"there is no run to resume in {path}", remedy="Check the path, or start a new run."
         )
     path.mkdir(parents=True, exist_ok=True)
-    lock = _lock(layout.lock)
-    try:
+    with ExitStack() as undone:
+        lock = undone.enter_context(_lock(layout.lock))
         resumed = layout.manifest.exists()
         if resumed and mode == "new":
             raise ConfigError(f"{path} holds a run already", remedy="Resume it, or choose another directory.")
         if not resumed:
             _create(layout, config, seeds, clock, run_id)
         manifest = read_run_manifest(path)
-    except BaseException:
-        lock.close()
-        raise
+        undone.pop_all()  # from here on it is the directory's to close
     return RunDirectory(layout, manifest, resumed=resumed, lock=lock)
 
 

@@ -28,6 +28,12 @@ class LearnerSettings(BaseModel):
         3, ge=1, description="Steps with a non-finite loss in a row that end the run."
     )
     no_progress_s: float = Field(600.0, gt=0, description="Longest time without a trained batch.")
+    sample_every: int = Field(
+        5, ge=0, description="Batches from one whose trajectories are sampled to the next; 0 is never."
+    )
+    samples: int = Field(
+        2, ge=1, le=16, description="Trajectories kept of a sampled batch, for people to read."
+    )
     keep_consumed: bool = Field(
         False,
         description="Keep every trained trajectory and the whole journal, so that the run can be replayed.",

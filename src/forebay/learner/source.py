@@ -11,6 +11,8 @@ from forebay.learner.dispatch import Dispatcher
 from forebay.learner.feed import Feed, JournaledBatch
 from forebay.learner.publishing import Publisher
 from forebay.store.protocol import StoreStats
+from forebay.telemetry.causes import CauseTotals
+from forebay.telemetry.trace import OFF, Tracer
 from forebay.telemetry.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ class WatchedSource:
         store_stats: Reads the store, for the cause of a wait.
         stopped: Whether the run is to stop.
         clock: Source of time.
+        waits: Where the time spent here is added up by what the feed was waiting for.
+        tracer: Records each wait by its main cause.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class WatchedSource:
         store_stats: Callable[[], StoreStats],
         stopped: Callable[[], bool],
         clock: Clock,
+        waits: CauseTotals | None = None,
+        tracer: Tracer = OFF,
     ) -> None:
         self._prefetcher = prefetcher
         self._feed = feed
@@ -54,6 +60,8 @@ class WatchedSource:
         self._store_stats = store_stats
         self._stopped = stopped
         self._clock = clock
+        self._waits = waits or CauseTotals()
+        self._tracer = tracer
         self._first_s: float | None = None
         self._accepted = -1
         watchdog.register("learner", owner="learner", progress=True)
@@ -72,6 +80,15 @@ class WatchedSource:
             ForebayError: What ended the feed, the dispatcher or the publisher.
         """
         self._watchdog.beat("learner", "asked for the next batch")
+        began_s, before = self._clock.monotonic_s(), self._feed.causes.read()
+        try:
+            return self._wait()
+        finally:
+            passed = self._waits.add_since(before, self._feed.causes.read())
+            cause = max(passed, key=passed.__getitem__, default="handover")
+            self._tracer.slice(f"waits for {cause}", began_s, self._clock.monotonic_s())
+
+    def _wait(self) -> JournaledBatch | None:
         while not self._stopped():
             got = self._prefetcher.get(_LOOK_S)
             if got is not None:

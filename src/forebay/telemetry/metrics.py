@@ -26,6 +26,10 @@ class MetricsWriter:
         path: The file; continued if it exists.
         clock: Dates the records.
         max_bytes: Largest size of the file.
+
+    Attributes:
+        num_nonfinite: Numbers that were not finite, so far.
+        written_s: Wall clock of the newest record.
     """
 
     def __init__(self, path: Path, clock: Clock, *, max_bytes: int = 256 * 2**20) -> None:
@@ -33,6 +37,7 @@ class MetricsWriter:
         self._clock = clock
         self._max_bytes = max_bytes
         self.num_nonfinite = 0
+        self.written_s = 0.0
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
         self._end_torn_line()
@@ -57,7 +62,8 @@ class MetricsWriter:
         if taken:
             raise ValueError(f"metric names are taken: {', '.join(sorted(taken))}")
         finite = {name: self._finite(value) for name, value in values.items()}
-        line = msgspec.json.encode({"step": step, "time_s": self._clock.wall_s()} | finite) + b"\n"
+        self.written_s = self._clock.wall_s()
+        line = msgspec.json.encode({"step": step, "time_s": self.written_s} | finite) + b"\n"
         if len(line) > _MAX_LINE_BYTES:
             raise ValueError(f"a record must fit in {_MAX_LINE_BYTES} bytes (got {len(line)})")
         if os.fstat(self._file.fileno()).st_size + len(line) > self._max_bytes:

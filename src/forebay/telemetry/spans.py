@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
@@ -57,6 +57,7 @@ class TimeStrip:
 
     Args:
         clock: Source of time.
+        observe: Called at the end of each span: its state, begin and end in monotonic seconds.
 
     Example:
         >>> from forebay.clock import ManualClock
@@ -70,8 +71,11 @@ class TimeStrip:
         (3.0, 0.75)
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(
+        self, clock: Clock, observe: Callable[[State, float, float], None] = lambda *_: None
+    ) -> None:
         self._clock = clock
+        self._observe = observe
         self._state: State = "other"
         self._since_s = self._began_s = clock.monotonic_s()
         self._seconds: dict[State, float] = dict.fromkeys(STATES, 0.0)
@@ -85,10 +89,12 @@ class TimeStrip:
     def span(self, state: State) -> Iterator[None]:
         """Book the time inside the block on `state`."""
         outer = self._enter(state)
+        began_s = self._since_s
         try:
             yield
         finally:
             self._enter(outer)
+            self._observe(state, began_s, self._since_s)
 
     def restart(self) -> None:
         """Forget what has passed: warm-up is over. The state stays what it is."""

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from forebay.errors import CheckpointError
-from forebay.learner.checkpoint import Checkpointer, Restored
+from forebay.learner.checkpoint import Checkpointer, Restored, load_best
 from forebay.learner.checkpoint_manifest import CheckpointCursor, hash_file, read_manifest, write_manifest
 from forebay.trajectory import PolicyVersion
 
@@ -161,7 +161,7 @@ def test_retention_keeps_the_newest_and_the_best(checkpointer):
     checkpointer.wait()
     assert sorted(path.name for path in checkpointer.path.iterdir()) == ["best_20", "step_30", "step_40"]
     assert checkpointer.oldest_verified_step() == 30
-    assert bits_of(checkpointer.restore_best(state_of(0)).state) == bits_of(state_of(20))
+    assert bits_of(load_best(checkpointer.path, state_of(0)).state) == bits_of(state_of(20))
     assert checkpointer.restore_newest(state_of(0)).cursor.version == (0, 40)
 
 
@@ -171,7 +171,7 @@ def test_saving_the_same_arrays_again_renews_cursor_and_metric_only(tmp_path):
     before = (tmp_path / "step_1" / "state.safetensors").stat().st_ino
     checkpointer.save(state_of(1), cursor_of(1, incarnation=1), metric=0.5)
     assert (tmp_path / "step_1" / "state.safetensors").stat().st_ino == before
-    assert checkpointer.restore_best(state_of(0)).cursor.version == (1, 1)
+    assert load_best(checkpointer.path, state_of(0)).cursor.version == (1, 1)
     checkpointer.save(state_of(9), cursor_of(1))
     assert bits_of(checkpointer.restore_newest(state_of(0)).state) == bits_of(state_of(9))
 
@@ -180,7 +180,7 @@ def test_without_an_evaluation_there_is_no_best(tmp_path):
     checkpointer = Checkpointer(tmp_path, durability="os")
     checkpointer.save(state_of(1), cursor_of(1))
     with pytest.raises(CheckpointError, match="was evaluated"):
-        checkpointer.restore_best(state_of(0))
+        load_best(checkpointer.path, state_of(0))
 
 
 @pytest.mark.parametrize(

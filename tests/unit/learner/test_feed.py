@@ -4,9 +4,11 @@ import threading
 
 import pytest
 
+from forebay.clock import ManualClock
 from forebay.errors import FencedError
-from forebay.learner.feed import describe
-from forebay.staleness import Choice
+from forebay.learner.feed import cause_of, describe
+from forebay.staleness import Choice, OutstandingGroup
+from forebay.telemetry.causes import CauseClock
 from forebay.trajectory import PolicyVersion
 from tests.unit.learner.small_run import act, make_dispatcher, make_feed, open_at
 from tests.unit.store.builders import make_trajectory
@@ -113,3 +115,45 @@ def test_describe_names_the_urgent_group_first() -> None:
     assert describe(Choice(missing=2, urgent="g7")) == "urgent group g7"
     assert describe(Choice()) == "nothing"
     assert describe(Choice(missing=2), 8) == "2 more settled groups, the last 8 having had no fresh token"
+
+
+def group(serial: int, *, settled: bool = False, begun: bool = False) -> OutstandingGroup:
+    return OutstandingGroup(
+        group_id=f"g{serial}",
+        serial=serial,
+        environment="calculator",
+        settled=settled,
+        start=PolicyVersion(0, 0) if settled or begun else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "outstanding", "cause"),
+    [
+        (Choice(missing=2), [group(0, settled=True), group(1, begun=True), group(2, begun=True)], "episodes"),
+        (Choice(missing=2), [group(0, begun=True), group(1)], "actors"),
+        (Choice(missing=2), [group(0, settled=True), group(1, begun=True)], "credit"),
+        (Choice(urgent="g0"), [group(0, begun=True)], "urgent"),
+        (Choice(take=("g0",)), [group(0, settled=True)], "packing"),
+    ],
+)
+def test_every_wait_has_a_cause(choice, outstanding, cause) -> None:
+    assert cause_of(choice, outstanding) == cause
+
+
+def test_the_feed_books_its_time_on_what_it_waits_for() -> None:
+    clock = ManualClock()
+    store = open_at()
+    store.rewind(0)
+    feed = make_feed(store, 0)
+    feed.causes = CauseClock(clock, "episodes")
+    clock.advance(1.0)
+    stop_soon = threading.Event()
+    threading.Timer(0.1, stop_soon.set).start()
+    assert feed.next(0, stop_soon) is None
+    clock.advance(2.0)
+    assert feed.causes.read() == {"episodes": 1.0, "credit": 2.0}  # nothing was dispatched
+    make_dispatcher(store, 0).top_up()
+    act(store)
+    assert feed.next(0, threading.Event()) is not None
+    assert feed.causes.cause == "handover"

@@ -42,7 +42,9 @@ def measured(tmp_path):
     bare.calibrate(programs(), programs().init_state(tiny.params()), {b: full_rows(b, 4) for b in LADDER})
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path, clock) as writer:
-        meter = Meter(writer, strip, bare, lambda: 0, store.stats, 1)
+        meter = Meter(
+            writer, strip, bare, lambda: 0, store.stats, 1, clock, lambda: {"episodes": 0.75, "packing": 0.25}
+        )
         learner = make_learner(account=meter, publish=lambda v, _: store.publish(v, incarnation=0))
         source = ScriptedSource(store, 0, 0, 5)
         for _ in range(5):
@@ -69,6 +71,10 @@ def test_each_batch_leaves_one_whole_line(measured) -> None:
     assert second["tokens_per_s"] == pytest.approx(5.0)
     assert second["store.trajectories.recorded"] == 8
     assert np.isfinite(second["loss"])
+    assert (second["wait.episodes_s"], second["wait.packing_s"]) == (0.75, 0.25)
+    assert second["trajectories.calculator"] == 4
+    assert second["life.generating_s"] == pytest.approx(0.1)
+    assert 0.0 < second["life.buffer_s"] <= 7.0  # they ended at 1 s, and this step began before 8 s
 
 
 def test_c71_each_interval_has_its_own_rate_and_padding_its_own_name(measured) -> None:

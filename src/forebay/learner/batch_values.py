@@ -1,0 +1,161 @@
+"""What one batch was like: the part of a line of metrics that follows from the batch alone; without JAX.
+
+*Fresh tokens* of a trajectory are those of its sampled tokens that are trained; with several epochs each
+counts once per epoch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from forebay.learner.feed import JournaledBatch
+from forebay.telemetry.metrics import Value
+from forebay.telemetry.percentiles import latency_values, length_values
+from forebay.telemetry.rates import mean_over_episodes
+from forebay.trajectory import Trajectory
+
+
+class TrainedTrajectory(NamedTuple):
+    """A trajectory of a batch, and how many of its tokens are trained."""
+
+    trajectory: Trajectory
+    fresh_tokens: int
+
+
+def trained_trajectories(batch: JournaledBatch) -> list[TrainedTrajectory]:
+    """Return every trajectory of a batch once, in order, with its fresh tokens over all updates."""
+    fresh_tokens: Counter[str] = Counter()
+    members = {group.spec.group_id: group.trajectories for group in batch.groups}
+    for update in batch.updates:
+        trajectories = [t for group_id in update.group_ids for t in members[group_id]]
+        counts = update.stats.fresh_tokens_by_trajectory
+        for trajectory, count in zip(trajectories, counts, strict=True):
+            fresh_tokens[trajectory.trajectory_id] += count
+    return [
+        TrainedTrajectory(trajectory, fresh_tokens[trajectory.trajectory_id])
+        for group in batch.groups
+        for trajectory in group.trajectories
+    ]
+
+
+def batch_values(batch: JournaledBatch, started_s: float, step_s: float) -> dict[str, Value]:
+    """Return the values that describe a batch.
+
+    Args:
+        batch: What was trained.
+        started_s: Wall clock at the beginning of its step.
+        step_s: Time of the step.
+    """
+    trained = trained_trajectories(batch)
+    trajectories = [trajectory for trajectory, _ in trained]
+    return {
+        **_counts_of(batch, len(trained)),
+        **_histogram("fresh_tokens.staleness", [u.stats.staleness_histogram for u in batch.updates]),
+        **_histogram("action_tokens.turn", [u.stats.action_tokens_by_turn for u in batch.updates]),
+        **_histogram("fresh_tokens.turn", [u.stats.fresh_tokens_by_turn for u in batch.updates]),
+        **{f"environment.{name}": value for name, value in _episode_metrics(trajectories).items()},
+        **{f"finish.{name}": n for name, n in sorted(Counter(t.finish for t in trajectories).items())},
+        **length_values("lengths.trained", [count for _, count in trained if count]),
+        **length_values("lengths.accepted", [t.num_action_tokens for t in trajectories]),
+        **environment_values(trajectories),
+        **life_values(trained, started_s, step_s),
+    }
+
+
+def life_values(trained: Iterable[TrainedTrajectory], started_s: float, step_s: float) -> dict[str, float]:
+    """Return where a trained token spent its life, as means in seconds: `life.PLACE_s`.
+
+    Every fresh token weighs the same, so that the parts add up to the mean age of a trained token, counted
+    from the claim of its slot to the end of its step. `other` is what an episode spent neither waiting for
+    the generator, nor generating, nor in an environment step: the reset, and the way between processes.
+
+    Args:
+        trained: Trajectories with their fresh tokens.
+        started_s: Wall clock at the beginning of the step.
+        step_s: Time of the step.
+    """
+    totals: defaultdict[str, float] = defaultdict(float)
+    num_fresh = 0
+    for trajectory, fresh_tokens in trained:
+        num_fresh += fresh_tokens
+        for place, seconds in _life_s(trajectory, started_s).items():
+            totals[place] += fresh_tokens * seconds
+    if not num_fresh:
+        return {}
+    means = {f"life.{place}_s": seconds / num_fresh for place, seconds in totals.items()}
+    return means | {"life.training_s": step_s}
+
+
+def environment_values(trajectories: Sequence[Trajectory]) -> dict[str, Value]:
+    """Return what the episodes of each environment were like: counts, reward and latencies, by its name."""
+    by_environment: defaultdict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        by_environment[trajectory.environment].append(trajectory)
+    values: dict[str, Value] = {}
+    for name, mine in sorted(by_environment.items()):
+        rewards = [t.reward for t in mine if t.reward is not None]
+        values[f"trajectories.{name}"] = len(mine)
+        values[f"reward.{name}"] = sum(rewards) / len(rewards) if rewards else None
+        steps_s = [step.environment_s for t in mine for step in t.steps]
+        values |= latency_values(f"latency.{name}.step_s", steps_s)
+        episodes_s = [max(0.0, t.finished_s - t.started_s) for t in mine]
+        values |= latency_values(f"latency.{name}.episode_s", episodes_s)
+    return values
+
+
+def _life_s(trajectory: Trajectory, started_s: float) -> dict[str, float]:
+    steps = trajectory.steps
+    inside = {
+        "generator_queue": sum(step.generator_wait_s for step in steps),
+        "generating": sum(step.generate_s for step in steps),
+        "environment": sum(step.environment_s for step in steps),
+    }
+    # Clocks of different hosts may disagree: no part is negative.
+    episode_s = max(0.0, trajectory.finished_s - trajectory.started_s)
+    return {
+        "admission": trajectory.admission_s,
+        **inside,
+        "other": max(0.0, episode_s - sum(inside.values())),
+        "buffer": max(0.0, started_s - trajectory.finished_s),
+    }
+
+
+def _counts_of(batch: JournaledBatch, num_trajectories: int) -> dict[str, Value]:
+    first = batch.updates[0].stats
+    by_reason: Counter[str] = Counter()
+    for update in batch.updates:
+        by_reason.update(update.stats.masked_tokens)
+    return {
+        "trajectories": num_trajectories,
+        "groups": " ".join(batch.entry.group_ids),
+        "fresh_tokens": sum(update.counts.tokens for update in batch.updates),
+        "masked_tokens": sum(by_reason.values()),
+        **{f"masked.{reason}": count for reason, count in by_reason.items()},
+        "staleness_max": max(update.stats.staleness_max for update in batch.updates),
+        "fill": first.fill,
+        "real_tokens": first.real_tokens,
+        "padded_tokens": first.padded_tokens,
+        "discarded": first.discarded,
+        "unscored": first.unscored,
+        "truncated": first.truncated,
+        "branches": sum(update.stats.branches for update in batch.updates),
+        "zero_spread_groups": sum(update.stats.zero_spread_groups for update in batch.updates),
+        "too_long": sum(len(update.stats.too_long) for update in batch.updates),
+    }
+
+
+def _histogram(name: str, histograms: Sequence[Sequence[int]]) -> dict[str, Value]:
+    """Return the sum of histograms, one value per bin: `NAME.BIN`."""
+    totals: Counter[int] = Counter()
+    for histogram in histograms:
+        totals.update(dict(enumerate(histogram)))
+    return {f"{name}.{index}": count for index, count in sorted(totals.items())}
+
+
+def _episode_metrics(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+    means = mean_over_episodes([dict(trajectory.metrics) for trajectory in trajectories])
+    means["turns"] = sum(len(t.steps) for t in trajectories) / max(len(trajectories), 1)
+    means["tokens"] = sum(t.num_action_tokens for t in trajectories) / max(len(trajectories), 1)
+    return means
