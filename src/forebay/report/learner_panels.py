@@ -1,0 +1,257 @@
+"""Panels about the learner: its time, how much of it was useful, and what it learned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from forebay.report.charts import Axis, Curve, chart
+from forebay.report.history import state_seconds, totals_under
+from forebay.report.load import RunRecord
+from forebay.report.panels import (
+    BarRow,
+    Bars,
+    Cell,
+    Note,
+    Panel,
+    Part,
+    RunTables,
+    Segment,
+    StripRow,
+    Strips,
+    Table,
+)
+from forebay.report.strip import STACK, Strip, build_strip, paths
+from forebay.report.text import percent, seconds
+
+_NUM_TICKS: Final = 5
+_WAITS: Final = {
+    "episodes": "episodes that still run",
+    "actors": "actors to take up groups",
+    "credit": "credit to dispatch more",
+    "urgent": "one group that may not be overtaken",
+    "packing": "packing",
+    "handover": "handing a batch over",
+}
+
+
+def time_panel(runs: Sequence[RunRecord]) -> Panel:
+    """Return where the learner's time went."""
+    strips = [(run, build_strip(run.history)) for run in runs]
+    longest_s = max((strip.duration_s for _, strip in strips if strip), default=0.0)
+    rows = tuple(_strip_row(run, strip, longest_s) for run, strip in strips if strip)
+    parts: list[Part] = [Strips(rows=rows, states=STACK)] if rows else []
+    parts += [
+        Note(text=f"{run.name}: no batch was trained, so there is no strip.")
+        for run, strip in strips
+        if strip is None
+    ]
+    if rows:
+        parts.append(_shares_table(runs))
+        parts += _causes(runs)
+    return Panel(
+        anchor="time",
+        label="Time",
+        title="Where the learner's time went",
+        lead="Every second of the learner belongs to one state. Only “computing” trains; the more of "
+        "the strip it fills, the better.",
+        parts=tuple(parts),
+    )
+
+
+def use_panel(tables: Sequence[RunTables]) -> Panel:
+    """Return how busy the learner was, and with how much use."""
+    whole = Axis("share of time", "percent", 0.0, 1.0)
+    return Panel(
+        anchor="busy",
+        label="Busy",
+        title="Busy, and with what use",
+        lead="Busy is time inside compiled training programs. Goodput is what of it the fresh tokens "
+        "would have needed on full rows alone: padding, masking and contention lower it.",
+        parts=(
+            chart(
+                tables,
+                "busy",
+                "Busy and goodput",
+                [Curve("busy", "busy"), Curve("goodput", "goodput")],
+                whole,
+            ),
+            chart(
+                tables,
+                "rate",
+                "Fresh tokens trained",
+                [Curve("tokens_per_s", "fresh tokens")],
+                Axis("tokens per second", low=0.0),
+            ),
+        ),
+    )
+
+
+def learning_panel(tables: Sequence[RunTables]) -> Panel:
+    """Return reward, evaluation, and the health of the updates."""
+    reward = [
+        Curve("reward", "training batches"),
+        Curve("reward", "held-out tasks, 95 % interval", "evaluations", "low", "high"),
+    ]
+    share = Axis("share of fresh tokens", "percent", 0.0)
+    removed = [
+        Curve("clip_fraction", "clipped"),
+        Curve("cap_fraction", "weight capped"),
+        Curve("rejected_fraction", "rejected"),
+    ]
+    return Panel(
+        anchor="learning",
+        label="Learning",
+        title="What was learned",
+        lead="The first batches hold the groups that came back first, which are short and easy: "
+        "held-out tasks are the fairer figure.",
+        parts=(
+            chart(tables, "reward", "Reward", reward, Axis("mean reward")),
+            chart(
+                tables,
+                "ess",
+                "Effective sample size",
+                [Curve("ess", "ESS")],
+                Axis("share of fresh tokens", "percent", None, 1.0),
+            ),
+            chart(tables, "clip", "Tokens without their full gradient", removed, share),
+            chart(
+                tables,
+                "entropy",
+                "Entropy of the policy",
+                [Curve("entropy", "entropy")],
+                Axis("nats per token", low=0.0),
+            ),
+            chart(
+                tables,
+                "kl",
+                "Distance from the policy that acted",
+                [Curve("k3", "KL(behavior ‖ current)")],
+                Axis("nats per token", low=0.0),
+            ),
+            chart(
+                tables,
+                "grad",
+                "Gradient norm before clipping",
+                [Curve("grad_norm", "norm")],
+                Axis("norm", low=0.0),
+            ),
+        ),
+    )
+
+
+def batches_panel(runs: Sequence[RunRecord], tables: Sequence[RunTables]) -> Panel:
+    """Return how full the batches were, what was masked, and whether programs were compiled."""
+    share = Axis("share", "percent", 0.0, 1.0)
+    lost = [Curve("zero_spread", "groups with equal rewards"), Curve("masked", "sampled tokens not trained")]
+    return Panel(
+        anchor="batches",
+        label="Batches",
+        title="What the batches were made of",
+        lead="Fill is real tokens over slots. Groups whose rewards are equal have advantage 0 and "
+        "teach nothing. After warm-up, nothing may compile.",
+        parts=(
+            chart(tables, "fill", "Fill", [Curve("fill", "fill")], share),
+            chart(tables, "lost", "Sampled in vain", lost, share),
+            chart(
+                tables,
+                "compiles",
+                "Programs compiled since warm-up",
+                [Curve("compiles", "programs")],
+                Axis("programs", low=0.0, high=1.0),
+            ),
+            chart(tables, "step", "Time of a step", [Curve("step_s", "step")], Axis("time", "seconds", 0.0)),
+            _masked_table(runs),
+        ),
+    )
+
+
+def _strip_row(run: RunRecord, strip: Strip, longest_s: float) -> StripRow:
+    states = state_seconds(run.history.buckets)
+    wall_s = sum(states.values()) or 1.0
+    said = ", ".join(f"{state} {percent(states[state] / wall_s)}" for state in STACK if states[state])
+    limit = run.setting("staleness.max_staleness")
+    return StripRow(
+        name=run.name,
+        detail=f"max_staleness {limit}" if limit is not None else "",
+        paths=tuple(paths(strip).items()),
+        num_columns=len(strip.columns),
+        width=strip.duration_s / longest_s,
+        ticks=tuple(seconds(strip.duration_s * i / (_NUM_TICKS - 1)) for i in range(_NUM_TICKS)),
+        summary=f"Time strip of {run.name} over {seconds(strip.duration_s)}: {said}",
+    )
+
+
+def _shares_table(runs: Sequence[RunRecord]) -> Table:
+    of_run = [state_seconds(run.history.buckets) for run in runs]
+    walls_s = [sum(states.values()) or 1.0 for states in of_run]
+    rows = [
+        (
+            Cell(state),
+            *(
+                Cell(f"{percent(states[state] / wall_s)} · {seconds(states[state])}", states[state] / wall_s)
+                for states, wall_s in zip(of_run, walls_s, strict=True)
+            ),
+        )
+        for state in STACK
+    ]
+    return Table(
+        title="Time by state",
+        headers=("state", *(run.name for run in runs)),
+        rows=tuple(rows),
+    )
+
+
+def _causes(runs: Sequence[RunRecord]) -> list[Part]:
+    """Return what the learner waited for, where a run recorded it."""
+    found = [(run, totals_under(run.history.buckets, "wait.")) for run in runs]
+    causes = list(
+        dict.fromkeys([*_WAITS, *(name.removesuffix("_s") for _, waited in found for name in waited)])
+    )
+    waits = [
+        (run, {cause: waited.get(f"{cause}_s", 0.0) for cause in causes}) for run, waited in found if waited
+    ]
+    longest_s = max((sum(waited.values()) for _, waited in waits), default=0.0)
+    rows = tuple(
+        BarRow(
+            label=run.name,
+            total=seconds(sum(waited.values())),
+            segments=tuple(
+                Segment(
+                    label=_WAITS.get(cause, cause), value=seconds(value), share=value / longest_s, color=index
+                )
+                for index, (cause, value) in enumerate(waited.items())
+                if value > 0
+            ),
+        )
+        for run, waited in waits
+        if longest_s
+    )
+    return [Bars(title="What the learner waited for while it starved", rows=rows)] if rows else []
+
+
+def _masked_table(runs: Sequence[RunRecord]) -> Part:
+    counts = [totals_under(run.history.buckets, "masked.") for run in runs]
+    fresh = [sum(bucket.total("fresh_tokens") for bucket in run.history.buckets) for run in runs]
+    reasons = sorted({reason for masked in counts for reason in masked})
+    if not any(fresh):
+        return Note(text="Tokens: not recorded by this run.")
+    sampled = [sum(masked.values()) + trained for masked, trained in zip(counts, fresh, strict=True)]
+    rows = [(Cell("trained"), *(_tokens(t, n) for t, n in zip(fresh, sampled, strict=True)))]
+    rows += [
+        (
+            Cell(f"masked: {reason}"),
+            *(_tokens(masked.get(reason, 0.0), n) for masked, n in zip(counts, sampled, strict=True)),
+        )
+        for reason in reasons
+    ]
+    return Table(
+        title="Sampled tokens, by what became of them",
+        headers=("tokens", *(run.name for run in runs)),
+        rows=tuple(rows),
+    )
+
+
+def _tokens(count: float, whole: float) -> Cell:
+    share = count / whole if whole else 0.0
+    return Cell(f"{count:,.0f} · {percent(share)}", share)

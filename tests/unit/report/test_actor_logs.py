@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from forebay.clock import ManualClock
+from forebay.report.actor_logs import actor_log_paths, read_actor_logs
+from forebay.telemetry.metrics import MetricsWriter
+
+
+def write(path, lines) -> None:
+    clock = ManualClock(1000.0)
+    with MetricsWriter(path, clock) as writer:
+        for values in lines:
+            writer.write(0, values)
+            clock.advance(5.0)
+
+
+def test_counters_go_on_over_restarts_and_processes(tmp_path) -> None:
+    write(
+        tmp_path / "actor-0.jsonl",
+        [{"claimed": 10, "live": 3}, {"claimed": 25, "live": 5}, {"claimed": 4, "live": 1}],
+    )
+    write(tmp_path / "actor-1.jsonl", [{"claimed": 1, "live": 10}])
+    logs = read_actor_logs(actor_log_paths(tmp_path), 1000.0, 1010.0)
+    assert logs.counters == {"claimed": 25 + 4 + 1}
+    assert logs.num_actors == 2
+    assert [one.live for one in logs.bins] == [13.0, 5.0, 1.0]
+
+
+def test_what_is_of_one_interval_is_no_counter(tmp_path) -> None:
+    values = {
+        "finish.timeout": 2,
+        "ended.calc.accepted": 7,
+        "turns.p50": 3,
+        "episode_s.p50": 2.0,
+        "finished.timeout": 4,
+    }
+    write(tmp_path / "actor-0.jsonl", [values, values | {"episode_s.p50": 4.0}])
+    logs = read_actor_logs(actor_log_paths(tmp_path), 1000.0, 1010.0)
+    assert logs.counters == {"finished.timeout": 4}
+    assert logs.figures == {"turns.p50": 3.0, "episode_s.p50": 3.0}
+
+
+def test_the_last_five_minutes_are_counted_apart(tmp_path) -> None:
+    write(tmp_path / "actor-0.jsonl", [{"claimed": i} for i in range(101)])
+    logs = read_actor_logs(actor_log_paths(tmp_path), 1000.0, 1500.0)
+    assert logs.counters == {"claimed": 100}
+    assert logs.recent == {"claimed": 60}
+
+
+def test_rotated_logs_come_first_and_damaged_lines_are_skipped(tmp_path) -> None:
+    write(tmp_path / "actor-0.jsonl.1", [{"claimed": 5}])
+    write(tmp_path / "actor-0.jsonl", [{"claimed": 9}])
+    with (tmp_path / "actor-0.jsonl").open("ab") as file:
+        file.write(b'{"time_s":"noon"}\nnot json\n')
+    assert read_actor_logs(actor_log_paths(tmp_path), 1000.0, 1010.0).counters == {"claimed": 9}
+
+
+def test_nothing_logged_is_nothing_known(tmp_path) -> None:
+    logs = read_actor_logs(actor_log_paths(tmp_path / "absent"), 0.0, 1.0)
+    assert (logs.bins, logs.live, logs.num_actors) == ((), None, 0)
