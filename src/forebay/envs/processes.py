@@ -33,18 +33,27 @@ def kill_descendants(pid: int) -> None:
 
 def descendants(pid: int) -> set[int]:
     """Return the ids of all live descendants of a process, from one pass over /proc."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (parent := _parent_of(entry)):
-            children.setdefault(parent, []).append(int(entry.name))
+    families = _families()
     found: set[int] = set()
     frontier = [pid]
     while frontier:
-        for child in children.get(frontier.pop(), []):
-            if child not in found:
-                found.add(child)
-                frontier.append(child)
+        fresh = families.get(frontier.pop(), set()) - found
+        found |= fresh
+        frontier += fresh
     return found
+
+
+def children(pid: int) -> set[int]:
+    """Return the ids of the live children of a process."""
+    return _families().get(pid, set())
+
+
+def _families() -> dict[int, set[int]]:
+    families: dict[int, set[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (parent := _parent_of(entry)):
+            families.setdefault(parent, set()).add(int(entry.name))
+    return families
 
 
 def _parent_of(process: Path) -> int | None:

@@ -1,124 +1,181 @@
-"""The worker process of a blocking environment: `python -m forebay.envs.worker_main`.
+"""The template process of an environment, and the worker processes that it forks.
 
-Requests come on stdin and replies go to stdout, one JSON object a line. What the environment prints goes to
-stderr. An environment that raises ends the process with its traceback on stderr; the other side sees the
-end of the stream.
+`python -m forebay.envs.worker_main FD` reads a `Blueprint` from stdin, imports what it names once, and
+answers `Started` on the control socket FD. Then every `fork N` on that socket, with the end of another
+socket attached, becomes worker N; `kill N` ends it with everything that it started. Memory is shared until
+it is written to, and a worker is there within milliseconds whatever it imports.
+
+When the control socket closes, everything below the template is killed: neither a worker that is stuck nor
+what an environment left behind outlives the actor.
 """
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
-import importlib
-import inspect
+import gc
 import os
-import queue
+import random
+import select
 import signal
+import socket
 import sys
-import threading
-from typing import Any, BinaryIO
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
 
 import msgspec
 
-from forebay.envs.processes import kill_descendants
-from forebay.envs.protocol import Action, Observation, Outcome, Task
+from forebay.envs.processes import children, kill_descendants, kill_tree
+from forebay.envs.worker_episodes import Episodes, serve
+from forebay.envs.worker_wire import Blueprint, Started
+from forebay.errors import ConfigError
 
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-class Open(msgspec.Struct, frozen=True, tag=True):
-    """Import the environment's class."""
-
-    entrypoint: str
-    kwargs: dict[str, Any]
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_MAX_MESSAGE_BYTES: Final = 64
 
 
-class Reset(msgspec.Struct, frozen=True, tag=True):
-    """Pose a task."""
+class Template:
+    """Forks workers, kills them, and buries the dead.
 
-    task: Task
+    Args:
+        control: Where the actor's wishes come from.
+        work: What a worker does with its socket; the process ends when it returns.
+    """
 
+    def __init__(self, control: socket.socket, work: Callable[[socket.socket], None]) -> None:
+        self._control = control
+        self._work = work
+        self._pids: dict[bytes, int] = {}
+        # What the imports started serves all workers.
+        self._own = children(os.getpid())
+        self._died, self._dying = os.pipe()
 
-class Step(msgspec.Struct, frozen=True, tag=True):
-    """Answer an action."""
+    def run(self) -> None:
+        """Serve until the control socket closes.
 
-    action: Action
+        Consumes: `fork N` and `kill N`. Waits for: the control socket and the death of a child. Unblocked
+            by: either; the end of the actor closes the socket. Produces: workers, and their end.
+        """
+        os.set_blocking(self._dying, False)
+        os.set_blocking(self._died, False)
+        signal.set_wakeup_fd(self._dying, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _no_action)
+        while True:
+            ready, _, _ = select.select([self._control.fileno(), self._died], [], [])
+            if self._died in ready:
+                os.read(self._died, 4096)
+                self._bury()
+            if self._control.fileno() in ready and not self._obey():
+                kill_descendants(os.getpid())
+                return
 
+    def _obey(self) -> bool:
+        message, sockets, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE_BYTES, 1)
+        verb, _, number = message.partition(b" ")
+        if verb == b"fork":
+            self._fork(number, socket.socket(fileno=sockets[0]))
+        elif verb == b"kill" and (pid := self._pids.get(number)):
+            kill_tree(pid)
+        return bool(message)
 
-class Close(msgspec.Struct, frozen=True, tag=True):
-    """End the episode."""
+    def _fork(self, number: bytes, channel: socket.socket) -> None:
+        template = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            # The actor sees the end of the channel.
+            sys.stderr.write(f"cannot fork a worker: {error}\n")
+            pid = -1
+        if not pid:
+            self._become_worker(channel, template)
+        channel.close()
+        if pid > 0:
+            self._pids[number] = pid
 
+    def _become_worker(self, channel: socket.socket, template: int) -> NoReturn:
+        code = 1
+        try:
+            os.setsid()
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (self._died, self._dying, self._control.detach()):
+                os.close(end)
+            _reseed()
+            if os.getppid() == template:  # or else it died before it could be watched
+                self._work(channel)
+            code = 0
+        finally:
+            if code:
+                traceback.print_exc()
+            sys.stderr.flush()
+            kill_descendants(os.getpid())
+            os._exit(code)
 
-class Reply(msgspec.Struct, frozen=True):
-    """What a request led to; `reset` fills observation, `step` fills outcome."""
-
-    observation: Observation | None = None
-    outcome: Outcome | None = None
-
-
-Request = Open | Reset | Step | Close
-
-
-class _Episodes:
-    """Serves one episode after another, each with an instance of its own."""
-
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-        self._class: type[Any] | None = None
-        self._kwargs: dict[str, Any] = {}
-        self._environment: Any = None
-
-    def serve(self, request: Request) -> Reply:
-        match request:
-            case Open(entrypoint, kwargs):
-                module_name, _, class_name = entrypoint.partition(":")
-                self._class = getattr(importlib.import_module(module_name), class_name)
-                self._kwargs = kwargs
-            case Reset(task):
-                assert self._class is not None, "reset before open"
-                self._environment = self._class(**self._kwargs)
-                return Reply(observation=self._finish(self._environment.reset(task)))
-            case Step(action):
-                return Reply(outcome=self._finish(self._environment.step(action)))
-            case Close():
-                self._finish(self._environment.close())
-                self._environment = None
-        return Reply()
-
-    def _finish(self, result: Any) -> Any:
-        if inspect.isawaitable(result):
-            return self._runner.run(_wait_for(result))
-        return result
-
-
-async def _wait_for(result: Any) -> Any:
-    return await result
-
-
-def _read_requests(stream: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
-    for line in stream:
-        requests.put(line)
-    # The actor is gone or has let go: nothing that this process started may outlive it, stuck or not.
-    kill_descendants(os.getpid())
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+    def _bury(self) -> None:
+        """Collect dead children, and kill what dead workers left behind: it was handed to this process."""
+        dead = set()
+        while (pid := _next_dead()) is not None:
+            dead.add(pid)
+        self._pids = {number: pid for number, pid in self._pids.items() if pid not in dead}
+        if dead:
+            for orphan in children(os.getpid()) - set(self._pids.values()) - self._own:
+                kill_tree(orphan)
 
 
 def main() -> None:
-    """Serve requests until the stream ends."""
-    if sys.platform == "linux":
-        # Daemons that the environment leaves behind stay findable as descendants of this process.
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    incoming = os.fdopen(os.dup(0), "rb")
+    """Import, answer, and fork until the actor lets go."""
+    blueprint = msgspec.json.decode(sys.stdin.buffer.read(), type=Blueprint)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    # What the environment prints must not reach whoever reads the actor's output.
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_requests, args=(incoming, requests), daemon=True).start()
-    episodes = _Episodes()
-    decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
-    while True:
-        reply = episodes.serve(decoder.decode(requests.get()))
-        replies.write(msgspec.json.encode(reply) + b"\n")
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    episodes = Episodes(blueprint)
+    started = _prepare(episodes) if blueprint.shared else Started()
+    control.send(msgspec.json.encode(started))
+    if not (started.failure or started.refusal):
+        # Collections would write to every object, and so copy what workers share.
+        gc.collect()
+        gc.freeze()
+        Template(control, lambda channel: serve(channel, episodes)).run()
+
+
+def _prepare(episodes: Episodes) -> Started:
+    try:
+        episodes.load()
+    except ConfigError as error:
+        return Started(refusal=str(error))
+    except Exception as error:  # noqa: BLE001  imports are foreign code, and the actor wants to hear of it
+        traceback.print_exc()
+        return Started(failure=f"{type(error).__name__}: {error}")
+    return Started()
+
+
+def _reseed() -> None:
+    """Give the worker its own randomness: a fork inherits the state of the global generators."""
+    random.seed()
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def _next_dead() -> int | None:
+    try:
+        return os.waitpid(-1, os.WNOHANG)[0] or None
+    except ChildProcessError:
+        return None
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def _no_action(*_: object) -> None:
+    """Let a signal wake the select."""
 
 
 if __name__ == "__main__":

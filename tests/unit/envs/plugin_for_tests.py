@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import subprocess
 import sys
 import time
@@ -45,6 +47,9 @@ class Blocking:
 
     def reset(self, task: Task) -> Observation:
         print("printing must not disturb the protocol")
+        if task.payload.get("hang"):
+            (self.directory / "ready").touch()
+            time.sleep(600)
         return Observation((Message("user", str(os.getpid())),))
 
     def step(self, action: Action) -> Outcome:
@@ -58,6 +63,12 @@ class Blocking:
                 raise ValueError("the environment is broken")
             case "exit":
                 sys.exit(3)
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "spawn":
+                self._spawn("import time; time.sleep(600)", detached=True)
+            case "text reward":
+                return Outcome(reward="1.0", terminated=True)  # type: ignore[arg-type]
             case "nan":
                 return Outcome(reward=float("nan"), terminated=True)
         return Outcome(
@@ -70,6 +81,36 @@ class Blocking:
     def _spawn(self, code: str, *, detached: bool) -> None:
         child = subprocess.Popen([sys.executable, "-c", code], start_new_session=detached)
         (self.directory / f"pid-{child.pid}").touch()
+
+
+class Counting:
+    """Says what it draws and where it lives; leaves a file for every time that it is preloaded."""
+
+    blocking = True
+
+    def __init__(self, *, directory: str = "", hang: bool = False) -> None:
+        pass
+
+    @staticmethod
+    def preload(*, directory: str = "", hang: bool = False) -> None:
+        (Path(directory) / f"preload-{os.getpid()}").touch()
+        if hang:
+            time.sleep(600)
+
+    def reset(self, task: Task) -> Observation:
+        return Observation((Message("user", f"{random.random()} {os.getpid()}"),))
+
+    def step(self, action: Action) -> Outcome:
+        return Outcome(reward=0.0, terminated=True)
+
+    def close(self) -> None:
+        pass
+
+
+class Unforkable(Counting):
+    """Wants its imports in every worker."""
+
+    fork_safe = False
 
 
 class Incomplete:

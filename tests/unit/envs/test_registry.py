@@ -53,7 +53,7 @@ def test_modules_of_the_working_directory_are_found(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("entrypoint", "message"),
     [
-        ("web", r"no environment is called 'web' \(limit calculator\)"),
+        ("web", r"no environment is called 'web' \(limit calculator, gymnasium, reasoning-gym, textarena\)"),
         ("no.such.module:Class", "cannot be imported: No module named 'no"),
         (f"{PLUGIN}:Missing", "cannot be imported: .* has no attribute 'Missing'"),
         (f"{PLUGIN}:Incomplete", r"not an environment class \(got no step, close\)"),
