@@ -2,7 +2,7 @@
 
 from forebay.chat.conversation import Conversation, SampledTokens, SequenceBuilder, supervised
 from forebay.chat.rendering import Chat
-from forebay.chat.small import small_chat, small_tokenizer, write_small_chat
+from forebay.chat.small import small_chat, small_chat_files, small_tokenizer, write_small_chat
 from forebay.chat.template import ChatTemplate, Message, Role
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "SampledTokens",
     "SequenceBuilder",
     "small_chat",
+    "small_chat_files",
     "small_tokenizer",
     "supervised",
     "write_small_chat",

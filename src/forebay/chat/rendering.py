@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -16,6 +16,12 @@ from forebay.chat.template import ChatTemplate, Message
 from forebay.errors import ModelError
 
 MAX_TOKENIZER_BYTES: Final = 1 << 28
+TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 _PROBE: Final = "probe"
 _SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -70,16 +76,32 @@ class Chat:
         Raises:
             ModelError: A file is missing, too large or malformed.
         """
-        raw = _read(directory / "tokenizer.json")
-        config = _read_json(directory / "tokenizer_config.json", required=False)
+        _refuse_missing(directory)
+        return cls.from_files(
+            {name: _read(directory / name) for name in TOKENIZER_FILES if (directory / name).is_file()},
+            str(directory),
+        )
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes], where: str) -> Self:
+        """Make a chat from the contents of the files that `load` reads.
+
+        Args:
+            files: Contents by name; `tokenizer.json` is one of them.
+            where: What errors say they come from.
+
+        Raises:
+            ModelError: A file is malformed, or there is no chat template.
+        """
+        config = _parse(files, "tokenizer_config.json", where)
         variables = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}
-        template = ChatTemplate(_template_source(directory, config), variables)
-        eos = _read_json(directory / "generation_config.json", required=False).get("eos_token_id", [])
+        template = ChatTemplate(_template_source(files, config, where), variables)
+        eos = _parse(files, "generation_config.json", where).get("eos_token_id") or []
         stop_tokens = [int(token) for token in (eos if isinstance(eos, list) else [eos])]
         if "eos_token" in variables:
-            token = _load_tokenizer(raw).token_to_id(variables["eos_token"])
+            token = _load_tokenizer(files["tokenizer.json"]).token_to_id(variables["eos_token"])
             stop_tokens += [] if token is None else [token]
-        return cls(raw, template, stop_tokens=stop_tokens)
+        return cls(files["tokenizer.json"], template, stop_tokens=stop_tokens)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Return the text of a whole conversation."""
@@ -160,35 +182,35 @@ def _load_tokenizer(tokenizer_json: bytes) -> Tokenizer:
     return tokenizer
 
 
-def _read(path: Path, *, required: bool = True) -> bytes:
-    if not path.is_file():
-        if not required:
-            return b""
+def _refuse_missing(directory: Path) -> None:
+    if not (directory / "tokenizer.json").is_file():
         raise ModelError(
-            f"no {path.name} in {path.parent}",
+            f"no tokenizer.json in {directory}",
             remedy="Point model.path at a directory that has one, or model.tokenizer.",
         )
+
+
+def _read(path: Path) -> bytes:
     if path.stat().st_size > MAX_TOKENIZER_BYTES:
         raise ModelError(f"{path} is too large", got=path.stat().st_size, limit=MAX_TOKENIZER_BYTES)
     return path.read_bytes()
 
 
-def _read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
-    raw = _read(path, required=required)
+def _parse(files: Mapping[str, bytes], name: str, where: str) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(raw, type=dict[str, Any]) if raw else {}
+        return msgspec.json.decode(files.get(name) or b"{}", type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise ModelError(f"{path} is not a JSON object: {error}") from error
+        raise ModelError(f"{name} of {where} is not a JSON object: {error}") from error
 
 
-def _template_source(directory: Path, config: dict[str, Any]) -> str:
-    source = _read(directory / "chat_template.jinja", required=False).decode() or config.get("chat_template")
+def _template_source(files: Mapping[str, bytes], config: dict[str, Any], where: str) -> str:
+    source = files.get("chat_template.jinja", b"").decode() or config.get("chat_template")
     if isinstance(source, list):
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
         source = named.get("default")
     if not isinstance(source, str) or not source:
         raise ModelError(
-            f"no chat template in {directory}",
+            f"no chat template in {where}",
             remedy="Add chat_template.jinja; base models have none.",
         )
     return source

@@ -50,12 +50,27 @@ def small_chat() -> Chat:
     return Chat(small_tokenizer().to_str().encode(), template)
 
 
-def write_small_chat(directory: Path) -> None:
-    """Write the small tokenizer and its template as a Hugging Face tokenizer directory.
+def small_chat_files() -> dict[str, bytes]:
+    """Return the small tokenizer and its template as the files of a Hugging Face directory, by name.
 
-    `Chat.load` reads it back with the same fingerprint as `small_chat`.
+    `Chat.from_files` makes of them a chat with the same fingerprint as `small_chat`.
     """
+    config = {
+        # By this class transformers takes tokenizer.json as it is, whatever the type of the model.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<bos>",
+        "eos_token": "<end>",
+        "pad_token": "<pad>",
+        "chat_template": _TEMPLATE,
+    }
+    return {
+        "tokenizer.json": small_tokenizer().to_str().encode(),
+        "tokenizer_config.json": msgspec.json.format(msgspec.json.encode(config)),
+    }
+
+
+def write_small_chat(directory: Path) -> None:
+    """Write the small tokenizer and its template as a Hugging Face tokenizer directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    config = {"bos_token": "<bos>", "eos_token": "<end>", "pad_token": "<pad>", "chat_template": _TEMPLATE}
-    (directory / "tokenizer.json").write_bytes(small_tokenizer().to_str().encode())
-    (directory / "tokenizer_config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+    for name, content in small_chat_files().items():
+        (directory / name).write_bytes(content)

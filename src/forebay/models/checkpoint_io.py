@@ -1,4 +1,4 @@
-"""Model directories in the Hugging Face layout: `config.json` and one or several safetensors files."""
+"""Model files: Hugging Face directories (`config.json`, safetensors) and, to read only, GGUF files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from safetensors.numpy import save_file
 
 from forebay.errors import ModelError
 from forebay.models.config import CONFIG_FILE, ModelConfig, load_config
-from forebay.models.hf import check_shapes, from_hf_tensors, to_hf_tensors
+from forebay.models.gguf import check_model_file, gguf_config, read_hf_tensors
+from forebay.models.gguf_file import is_gguf, read_gguf
+from forebay.models.hf import check_shapes, from_hf_tensors
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -26,12 +28,13 @@ _DOWNLOAD_AGAIN = "Download or export the model again."
 
 
 def load_model(
-    directory: Path, *, num_real_tokens: int | None = None, dtype: DTypeLike = np.float32
+    path: Path, *, num_real_tokens: int | None = None, dtype: DTypeLike = np.float32
 ) -> tuple[ModelConfig, dict[str, Any]]:
-    """Read a Hugging Face model directory.
+    """Read a model: a Hugging Face directory, or a GGUF file.
 
     Args:
-        directory: Holds `config.json` and either `model.safetensors` or shards with an index.
+        path: A directory with `config.json` and either `model.safetensors` or shards with an index, or a GGUF
+            file.
         num_real_tokens: Size of the tokenizer's vocabulary, where it is smaller than the model's.
         dtype: Type of the returned arrays.
 
@@ -41,32 +44,48 @@ def load_model(
     Raises:
         ModelError: Something is missing, damaged, contradictory or not supported; the message names it.
     """
-    config = load_config(directory, num_real_tokens)
-    return config, from_hf_tensors(read_tensors(directory), config, dtype)
+    if is_gguf(path):
+        file = read_gguf(path)
+        config = gguf_config(file, num_real_tokens)
+        return config, from_hf_tensors(read_hf_tensors(file, config), config, dtype)
+    config = load_config(path, num_real_tokens)
+    return config, from_hf_tensors(read_tensors(path), config, dtype)
 
 
 def save_model(
-    directory: Path, config: ModelConfig, params: Mapping[str, Any], *, max_shard_bytes: int = 5 * 10**9
+    directory: Path,
+    config: ModelConfig,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    files: Mapping[str, bytes] | None = None,
+    dtype: str = "float32",
+    max_shard_bytes: int = 5 * 10**9,
 ) -> None:
     """Write a Hugging Face model directory; it appears whole or not at all.
 
     Args:
         directory: Must not exist yet.
         config: The model.
-        params: Its parameter tree.
+        tensors: Its arrays by Hugging Face name, any float type.
+        files: What else belongs to the model, the tokenizer for instance: contents by name.
+        dtype: Type that the weights are written in, `float32` or `bfloat16`.
         max_shard_bytes: Tensors are split over several files with an index when they exceed this.
 
     Raises:
         ModelError: The directory exists already.
     """
     if directory.exists():
-        raise ModelError(f"model directory exists already: {directory}", remedy="Choose another directory.")
-    partial = directory.with_name(f"{directory.name}.partial-{os.getpid()}")
+        raise ModelError(f"{directory} exists already", remedy="Choose another directory.")
+    partial = directory.with_name(f".partial-{os.getpid()}-{directory.name}")
     partial.mkdir(parents=True)
     try:
-        write_tensors(partial, to_hf_tensors(params, config), max_shard_bytes)
-        text = json.dumps(config.to_hf(), indent=1)
+        for name, content in (files or {}).items():
+            (partial / name).write_bytes(content)
+        text = json.dumps(config.to_hf() | {"torch_dtype": dtype}, indent=1)
         (partial / CONFIG_FILE).write_text(text, encoding="utf-8")
+        write_tensors(partial, cast(tensors, dtype), max_shard_bytes)
+        for shard in partial.glob("*.safetensors"):  # which that library lets only their owner read
+            shutil.copymode(partial / CONFIG_FILE, shard)
         partial.rename(directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -102,13 +121,16 @@ def read_tensors(directory: Path) -> dict[str, np.ndarray]:
     return _read_files(directory, lambda file, name: file.get_tensor(name))
 
 
-def check_model(directory: Path, config: ModelConfig) -> None:
-    """Check a model directory by the headers of its files; no tensor is read.
+def check_model(path: Path, config: ModelConfig) -> None:
+    """Check a model directory or GGUF file by the headers of its files; no tensor is read.
 
     Raises:
         ModelError: A file is missing or cut short, or holds the tensors of another model.
     """
-    shapes = _read_files(directory, lambda file, name: tuple(file.get_slice(name).get_shape()))
+    if is_gguf(path):
+        check_model_file(read_gguf(path), config)
+        return
+    shapes = _read_files(path, lambda file, name: tuple(file.get_slice(name).get_shape()))
     check_shapes(shapes, config)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from forebay.errors import ModelError
 
 CONFIG_FILE = "config.json"
+ANOTHER_FAMILY = "Choose a model of the Llama family: another architecture computes something else."
 _ANOTHER_MODEL = "Choose a model without it: computing it as if it were not there would give wrong numbers."
 _REQUIRED_VALUES: dict[str, tuple[object, ...]] = {
     "attention_bias": (False, None),
@@ -251,7 +252,7 @@ def _refuse_unsupported(entry: Mapping[str, Any]) -> None:
             "unsupported model_type",
             got=repr(entry.get("model_type")),
             limit="'llama'",
-            remedy=_ANOTHER_MODEL,
+            remedy=ANOTHER_FAMILY,
         )
     for key, allowed in _REQUIRED_VALUES.items():
         if entry.get(key) not in allowed:

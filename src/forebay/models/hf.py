@@ -106,7 +106,7 @@ def check_shapes(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) -> 
         more = f" and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
         raise ModelError(
             f"the tensors do not fit the model configuration: {'; '.join(problems[:_MAX_NAMED])}{more}",
-            remedy="Check that config.json and the safetensors files belong to the same model.",
+            remedy="Check that the configuration and the tensors belong to the same model.",
         )
 
 

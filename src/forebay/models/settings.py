@@ -54,12 +54,14 @@ class MeshSettings(BaseModel):
 
 
 class ModelSettings(BaseModel):
-    """Which model is trained: a Hugging Face directory, or a new one of a given size."""
+    """Which model is trained: a Hugging Face directory, a GGUF file, or a new one of a given size."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str | None = Field(
-        None, description="Hugging Face directory with config.json and safetensors; none draws a new model."
+        None,
+        description="Hugging Face directory with config.json and safetensors, a GGUF file, or package:NAME "
+        "for the GGUF file in an installed Python package; none draws a new model.",
     )
     tokenizer: str = Field(
         "small", description='Directory with tokenizer.json; "small" is the built-in character tokenizer.'

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from forebay.errors import ModelError
 from forebay.models.checkpoint_io import load_model, read_tensors, save_model
+from forebay.models.hf import to_hf_tensors
 from tests.unit.models import tiny
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
@@ -20,7 +21,8 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 @pytest.mark.parametrize(("max_shard_bytes", "files"), [(10**9, 1), (8_000, 3)])
 def test_round_trip(tmp_path: Path, max_shard_bytes: int, files: int) -> None:
     params = tiny.params()
-    save_model(tmp_path / "model", tiny.CONFIG, params, max_shard_bytes=max_shard_bytes)
+    tensors = to_hf_tensors(params, tiny.CONFIG)
+    save_model(tmp_path / "model", tiny.CONFIG, tensors, max_shard_bytes=max_shard_bytes)
     config, loaded = load_model(tmp_path / "model")
     assert config == tiny.CONFIG
     assert jax.tree.all(jax.tree.map(lambda a, b: (np.asarray(a) == b).all(), params, loaded))
@@ -39,7 +41,23 @@ def test_bfloat16_files_are_read(tmp_path: Path) -> None:
 
 def test_an_existing_directory_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="exists already"):
-        save_model(tmp_path, tiny.CONFIG, tiny.params())
+        save_model(tmp_path, tiny.CONFIG, to_hf_tensors(tiny.params(), tiny.CONFIG))
+
+
+def test_whoever_may_read_the_configuration_may_read_the_weights(tmp_path: Path) -> None:
+    save_model(tmp_path / "m", tiny.CONFIG, to_hf_tensors(tiny.params(), tiny.CONFIG), files={"a.txt": b"b"})
+    assert len({path.stat().st_mode for path in (tmp_path / "m").iterdir()}) == 1
+    assert (tmp_path / "m" / "a.txt").read_bytes() == b"b"
+
+
+def test_weights_are_rounded_to_the_type_that_config_json_names(tmp_path: Path) -> None:
+    tensors = to_hf_tensors(tiny.params(), tiny.CONFIG)
+    save_model(tmp_path / "m", tiny.CONFIG, tensors, dtype="bfloat16")
+    saved = read_tensors(tmp_path / "m")
+    assert {tensor.dtype for tensor in saved.values()} == {np.dtype("bfloat16")}
+    norm, exact = saved["model.norm.weight"].astype(np.float32), tensors["model.norm.weight"]
+    np.testing.assert_allclose(norm, exact, rtol=2**-8)
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
 @pytest.fixture
