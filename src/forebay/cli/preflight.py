@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import shutil
-import socket
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from forebay.cli.runs import builtin_or_path, resolve_model
 from forebay.clock import SystemClock
 from forebay.config import RunConfig
-from forebay.envs.registry import load_environment, load_task_sets
+from forebay.envs.registry import load_environment, load_task_sets, try_environment
 from forebay.errors import ConfigError
 from forebay.launch import divide_cpus
+from forebay.launch.probes.interpreter import look_at_copies
+from forebay.launch.probes.network import look_at_port
+from forebay.launch.probes.storage import existing, refuse_network_filesystem
 from forebay.learner.run_directory import RunLayout
 from forebay.models.config import ModelConfig
+from forebay.telemetry.sinks import check_sinks
 from forebay.trajectory import Task
 
 _LEARNER_MODULES = ("jax", "jaxtyping", "ml_dtypes", "optax", "safetensors")
@@ -26,21 +31,32 @@ _WEIGHT_BYTES_PER_PARAMETER = 4
 _OTHER_BYTES = 64 << 20
 
 
-def preflight(config: RunConfig, path: Path) -> None:
+def preflight(config: RunConfig, path: Path, *, with_servers: bool = True) -> None:
     """Check everything that the processes of a run need; nothing is made or started.
 
     Args:
         config: The run.
         path: Its directory; may not exist yet.
+        with_servers: Whether the vLLM servers that it names must run already.
 
     Raises:
         ConfigError: What would fail, and what mends it.
     """
+    check_package()
     require_learner_packages()
+    check_telemetry(config)
     check_environments(config)
     model = check_model_files(config)
     divide_cpus(sorted(os.sched_getaffinity(0)), config.launch.learner_cpus, config.launch.other_cpus)
-    check_address(config)
+    check_token(config)
+    if not config.generator.vllm:
+        check_address(config)
+    elif with_servers:
+        from forebay.cli.steering import check_servers
+
+        check_servers(config, model)
+    check_writable(path)
+    refuse_network_filesystem(config.store.path or path)
     check_disk(config, path, model)
 
 
@@ -62,14 +78,14 @@ def require_learner_packages(modules: Sequence[str] = _LEARNER_MODULES) -> None:
 
 
 def check_environments(config: RunConfig) -> None:
-    """Import every environment, make one of each that does not block, and read their tasks.
+    """Import every environment, make one of each, and read their tasks.
 
     Raises:
         ConfigError: One cannot be imported or made, or its tasks are missing or malformed.
     """
     clock = SystemClock()
     for settings in config.environment.values():
-        load_environment(settings, clock)
+        asyncio.run(try_environment(load_environment(settings, clock)))
         load_task_sets(settings)
     if config.learner.eval_every:
         held_out_tasks(config, 1)
@@ -106,27 +122,74 @@ def check_model_files(config: RunConfig) -> ModelConfig:
     return model
 
 
-def check_address(config: RunConfig) -> None:
-    """Check that the generator can listen where it should, and that its token is there.
+def check_token(config: RunConfig) -> None:
+    """Check that the generator's token is there, if it has one.
 
     Raises:
-        ConfigError: The port is taken, the address is not this machine's, or the token's variable is not set.
+        ConfigError: The variable that should hold it is not set.
+    """
+    variable = config.generator.token_env
+    if variable and not os.environ.get(variable):
+        raise ConfigError(
+            f"the environment variable {variable} holds no token",
+            remedy=f"Set it, for instance: export {variable}=$(openssl rand -hex 16)",
+        )
+
+
+def check_address(config: RunConfig) -> None:
+    """Check that the generator can listen where it should.
+
+    Raises:
+        ConfigError: The port is taken, or the address is not this machine's.
     """
     settings = config.generator
-    if settings.token_env and not os.environ.get(settings.token_env):
-        raise ConfigError(
-            f"the environment variable {settings.token_env} holds no token",
-            remedy=f"Set it, for instance: export {settings.token_env}=$(openssl rand -hex 16)",
-        )
-    if not settings.port:
+    for finding in look_at_port(settings.host, settings.port, needed=True):
+        if finding.level == "bad":
+            raise ConfigError(f"the generator cannot listen on {finding.seen}", remedy=finding.remedy)
+
+
+def check_telemetry(config: RunConfig) -> None:
+    """Check that metrics can go where they should.
+
+    Raises:
+        ConfigError: A package is missing, or the port to serve them on is taken.
+    """
+    check_sinks(config.telemetry)
+    if config.telemetry.prometheus_port is None:
         return
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    for finding in look_at_port("127.0.0.1", config.telemetry.prometheus_port, needed=True):
+        if finding.level == "bad":
+            raise ConfigError(
+                f"telemetry.prometheus_port: metrics cannot be served on {finding.seen}",
+                remedy="Choose another port, or end the process that holds it.",
+            )
+
+
+def check_package() -> None:
+    """Check that every process of a run will import the same forebay.
+
+    Raises:
+        ConfigError: There is a second one on the path.
+    """
+    for finding in look_at_copies():
+        if finding.level == "bad":
+            raise ConfigError(finding.seen, remedy=finding.remedy)
+
+
+def check_writable(path: Path) -> None:
+    """Check that a run directory can be made, or written if it is there.
+
+    Raises:
+        ConfigError: It cannot; the message says why.
+    """
+    place = existing(path)
     try:
-        socket.create_server((settings.host, settings.port), family=family).close()
+        with tempfile.TemporaryFile(dir=place):
+            pass
     except OSError as error:
         raise ConfigError(
-            f"the generator cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
-            remedy="Set generator.port=0 to take any free one, or end the process that holds it.",
+            f"cannot write to {path}: {place}: {os.strerror(error.errno or 0)}",
+            remedy="Set run.directory to a directory that you may write to.",
         ) from None
 
 
@@ -143,7 +206,7 @@ def check_disk(config: RunConfig, path: Path, model: ModelConfig) -> None:
     state_bytes = _STATE_BYTES_PER_PARAMETER * model.num_parameters
     weight_bytes = _WEIGHT_BYTES_PER_PARAMETER * model.num_parameters
     needed_bytes = checkpoints * state_bytes + versions * weight_bytes + _OTHER_BYTES
-    free_bytes = shutil.disk_usage(_existing(path.absolute())).free
+    free_bytes = shutil.disk_usage(existing(path)).free
     if free_bytes < needed_bytes:
         raise ConfigError(
             f"too little space on the disk of {path}",
@@ -152,7 +215,3 @@ def check_disk(config: RunConfig, path: Path, model: ModelConfig) -> None:
             f"{_OTHER_BYTES} = {needed_bytes} bytes",
             remedy="Free space, set run.directory to another disk, or lower learner.keep_checkpoints.",
         )
-
-
-def _existing(path: Path) -> Path:
-    return path if path.exists() else _existing(path.parent)

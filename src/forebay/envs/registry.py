@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
+import difflib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from forebay.clock import Clock
-from forebay.envs.latency import DelayModel, LatencyEnvironment
+from forebay.envs.importing import import_named
+from forebay.envs.latency import DelayModel, LatencyEnvironment, LatencySettings
 from forebay.envs.protocol import Environment, EnvironmentFactory
+from forebay.envs.rewards import RewardEnvironment, RewardRule, load_grader
 from forebay.envs.settings import EnvironmentSettings
 from forebay.envs.tasks import load_tasks, split_held_out, tasks_fingerprint
 from forebay.envs.worker import WorkerPool
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, EnvironmentFailure
 from forebay.trajectory import Task
 
-BUILT_IN: Final = {"calculator": "forebay.envs.calculator:Calculator"}
+BUILT_IN: Final = {
+    "calculator": "forebay.envs.calculator:Calculator",
+    "gymnasium": "forebay.envs.adapters.gymnasium_text:GymnasiumText",
+    "reasoning-gym": "forebay.envs.adapters.reasoning:Reasoning",
+    "textarena": "forebay.envs.adapters.textarena_game:TextArenaGame",
+}
+
+
+async def _nothing_to_do() -> None:
+    """Open or close an environment whose episodes share nothing."""
 
 
 class EnvironmentKind(NamedTuple):
@@ -29,12 +38,14 @@ class EnvironmentKind(NamedTuple):
         settings: Its limits.
         make: Makes the environment of one episode.
         close: Frees what episodes share, worker processes for instance.
+        open: Makes what episodes share, so that the first one need not wait for it.
     """
 
     name: str
     settings: EnvironmentSettings
     make: EnvironmentFactory
     close: Callable[[], Awaitable[None]]
+    open: Callable[[], Awaitable[None]] = _nothing_to_do
 
 
 class TaskSets(NamedTuple):
@@ -58,22 +69,14 @@ def load_class(entrypoint: str) -> type[Any]:
         ConfigError: There is no such module or class, or it lacks reset, step or close.
     """
     path = BUILT_IN.get(entrypoint, entrypoint)
-    module_name, separator, class_name = path.partition(":")
-    if not separator:
+    if ":" not in path:
+        near = difflib.get_close_matches(entrypoint, BUILT_IN, 1)
         raise ConfigError(
             f"no environment is called {entrypoint!r}",
             limit=", ".join(BUILT_IN),
-            remedy="Use a built-in name, or package.module:Class for your own.",
+            remedy=f"Did you mean {near[0]!r}?" if near else "For your own, write package.module:Class.",
         )
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        loaded = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"environment {path} cannot be imported: {error}",
-            remedy="Run from the directory that holds the module, or install it.",
-        ) from error
+    loaded = import_named(path, "environment")
     missing = [verb for verb in ("reset", "step", "close") if not callable(getattr(loaded, verb, None))]
     if missing or not isinstance(loaded, type):
         raise ConfigError(f"{path} is not an environment class", got=f"no {', '.join(missing) or 'class'}")
@@ -83,6 +86,8 @@ def load_class(entrypoint: str) -> type[Any]:
 def load_environment(settings: EnvironmentSettings, clock: Clock) -> EnvironmentKind:
     """Prepare an environment; unless it blocks, make one to see that its keyword arguments are right.
 
+    It blocks if its settings or its class say so.
+
     Args:
         settings: What it is, and its limits.
         clock: Where artificial delays wait.
@@ -91,22 +96,31 @@ def load_environment(settings: EnvironmentSettings, clock: Clock) -> Environment
         ConfigError: The class cannot be imported or made.
     """
     loaded = load_class(settings.entrypoint)
-    make: Callable[[], Environment]
-    close: Callable[[], Awaitable[None]]
-    if settings.blocking:
-        workers = WorkerPool(BUILT_IN.get(settings.entrypoint, settings.entrypoint), settings.kwargs)
-        make, close = workers.environment, workers.close
+    if settings.blocking or getattr(loaded, "blocking", False):
+        kind = _in_workers(settings, loaded)
     else:
-        make, close = lambda: _make(loaded, settings.kwargs), _nothing_to_close
-        make()
+        _make(loaded, settings.kwargs)
+        kind = EnvironmentKind(
+            settings.label, settings, lambda _: _make(loaded, settings.kwargs), _nothing_to_do
+        )
     if settings.latency.mean_s or settings.latency.reset_mean_s:
-        latency = settings.latency
+        kind = _slowed(kind, settings.latency, clock)
+    rule = settings.reward_rule
+    return kind if rule is None else _judged(kind, rule)
 
-        def make_slow(episode_seed: int) -> Environment:
-            return LatencyEnvironment(make(), DelayModel(latency, episode_seed), clock)
 
-        return EnvironmentKind(settings.label, settings, make_slow, close)
-    return EnvironmentKind(settings.label, settings, lambda _: make(), close)
+async def try_environment(kind: EnvironmentKind) -> None:
+    """Make what an environment's episodes share, and an instance if it blocks; then let go of it.
+
+    Raises:
+        ConfigError: That fails; the message says why.
+    """
+    try:
+        await kind.open()
+    except EnvironmentFailure as error:
+        raise ConfigError(f"environment {kind.name} cannot be made: {error}") from error
+    finally:
+        await kind.close()
 
 
 def load_task_sets(settings: EnvironmentSettings) -> TaskSets:
@@ -155,5 +169,37 @@ def _make(loaded: type[Any], kwargs: dict[str, Any]) -> Environment:
     return environment
 
 
-async def _nothing_to_close() -> None:
-    """Close an environment whose episodes share nothing."""
+def _in_workers(settings: EnvironmentSettings, loaded: type[Any]) -> EnvironmentKind:
+    workers = WorkerPool(
+        BUILT_IN.get(settings.entrypoint, settings.entrypoint),
+        settings.kwargs,
+        shared=getattr(loaded, "fork_safe", True),
+        start_timeout_s=settings.start_timeout_s,
+    )
+    return EnvironmentKind(
+        settings.label, settings, lambda _: workers.environment(), workers.close, workers.check
+    )
+
+
+def _slowed(kind: EnvironmentKind, latency: LatencySettings, clock: Clock) -> EnvironmentKind:
+    def make(episode_seed: int) -> Environment:
+        return LatencyEnvironment(kind.make(episode_seed), DelayModel(latency, episode_seed), clock)
+
+    return kind._replace(make=make)
+
+
+def _judged(kind: EnvironmentKind, rule: RewardRule) -> EnvironmentKind:
+    grader = load_grader(rule)
+
+    async def open_both() -> None:
+        await kind.open()
+        await grader.open()
+
+    async def close_both() -> None:
+        await grader.close()
+        await kind.close()
+
+    def make(episode_seed: int) -> Environment:
+        return RewardEnvironment(kind.make(episode_seed), grader, rule)
+
+    return kind._replace(make=make, close=close_both, open=open_both)
