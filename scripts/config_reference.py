@@ -26,7 +26,10 @@ A run is one TOML file: `forebay train run.toml`. Every key below may also be gi
 where it has the last word: `forebay train run.toml learner.steps=200 staleness.max_staleness=0`. A file may
 build on another one with `extends = "base.toml"` as its first line. An unknown key, a wrong type or a
 combination that could never work is an error with file and line. `forebay config show` prints a configuration
-with every default filled in, `forebay config check` checks one, `forebay config diff` compares two.
+with every default filled in, and with `--diff` only what is none; `forebay config check` checks one,
+`forebay config diff` compares two. `forebay config schema` prints a JSON Schema (draft 2020-12) of the file,
+for completion and checks in an editor: write it to a file and name that in the first line,
+`#:schema schema.json`.
 
 This page is generated from the settings models by `scripts/config_reference.py`.
 """

@@ -25,6 +25,7 @@ COMMAND_BODIES = (
     "forebay.cli.imitating",
     "forebay.cli.replaying",
     "forebay.cli.learner_parts",
+    "forebay.cli.learner_telemetry",
 )
 
 PROGRAM = """

@@ -9,14 +9,13 @@ from forebay.actors.pool import ActorPool
 from forebay.actors.run import run_actor
 from forebay.actors.stats import EpisodeStats
 from forebay.cli.runs import Run
+from forebay.cli.tracing import open_tracer
 from forebay.clock import SystemClock
 from forebay.envs.registry import EnvironmentKind, load_environment
 from forebay.generation.pool import connect
 from forebay.generation.settings import ClientSettings
-from forebay.telemetry.histogram import Histogram
 from forebay.telemetry.metrics import MetricsWriter
-
-_PERCENTILES = (0.5, 0.95, 0.99)
+from forebay.telemetry.percentiles import latency_values, length_values
 
 
 async def run_actor_process(run: Run, addresses: Sequence[str], name: str) -> None:
@@ -29,9 +28,11 @@ async def run_actor_process(run: Run, addresses: Sequence[str], name: str) -> No
     generator = connect(addresses, client_settings(run))
     store = run.open_store()
     writer = MetricsWriter(run.layout.logs / f"{name}.jsonl", clock)
+    tracer = open_tracer(run, name)
 
     def report(pool: ActorPool) -> None:
         writer.write(0, {**pool.stats(), **episode_values(pool.episodes.drain())})
+        tracer.flush()
 
     try:
         await run_actor(
@@ -44,43 +45,50 @@ async def run_actor_process(run: Run, addresses: Sequence[str], name: str) -> No
             name=name,
             clock=clock,
             max_kv_staleness=run.config.staleness.max_staleness,
+            tracer=tracer,
             report=report,
         )
     finally:
         await generator.close()
         store.close()
         writer.close()
+        tracer.close()
 
 
 def client_settings(run: Run) -> ClientSettings:
-    """Return how a run's generators are called: with the token that they ask for."""
-    return ClientSettings(token_env=run.config.generator.token_env)
+    """Return how a run's generators are called: with their token, and with what vLLM does not tell."""
+    return ClientSettings(
+        token_env=run.config.generator.token_env,
+        run_id=run.run_id,
+        vocabulary=run.model.num_real_tokens,
+        padded_vocabulary=run.model.vocab_size,
+    )
 
 
 def episode_values(episodes: Sequence[EpisodeStats]) -> dict[str, float]:
     """Return what the episodes that ended in an interval were like: counts, lengths, where their time went.
 
-    Beside the lengths of trained episodes in `metrics.jsonl`, these show whether long tasks are starved.
+    `lengths.started` are those of all that ended, in whatever way. Beside the lengths of accepted and trained
+    ones in `metrics.jsonl`, they show whether long tasks are starved.
     """
-    values: dict[str, float] = dict(Counter(f"finish.{e.finish}" for e in episodes))
+    values: dict[str, float] = dict(Counter(f"finish.{e.finish}" for e in episodes if e.finish))
+    values |= Counter(f"ended.{e.environment}.{e.ending}" for e in episodes)
+    finished = [e for e in episodes if e.finish]
     measured = {
-        "turns": [float(e.num_turns) for e in episodes],
-        "action_tokens": [float(e.num_action_tokens) for e in episodes],
-        "episode_s": [e.duration_s for e in episodes],
-        "admission_s": [e.admission_s for e in episodes],
-        "generator_wait_s": [e.generator_wait_s for e in episodes],
-        "generate_s": [e.generate_s for e in episodes],
+        "turns": [float(e.num_turns) for e in finished],
+        "action_tokens": [float(e.num_action_tokens) for e in finished],
+        "episode_s": [e.duration_s for e in finished],
+        "admission_s": [e.admission_s for e in finished],
+        "generator_wait_s": [e.generator_wait_s for e in finished],
+        "generate_s": [e.generate_s for e in finished],
     }
     for name in sorted({e.environment for e in episodes}):
-        mine = [e for e in episodes if e.environment == name]
-        measured[f"environment_s.{name}"] = [s for e in mine for s in e.environment_s]
+        measured[f"environment_s.{name}"] = [
+            s for e in episodes if e.environment == name for s in e.environment_s
+        ]
     for name, numbers in measured.items():
-        if numbers:
-            histogram = Histogram()
-            for number in numbers:
-                histogram.add(number)
-            values |= {f"{name}.p{100 * q:g}": histogram.percentile(q) for q in _PERCENTILES}
-    return values
+        values |= latency_values(name, numbers)
+    return values | length_values("lengths.started", [float(e.num_action_tokens) for e in episodes])
 
 
 def load_environments(run: Run) -> dict[str, EnvironmentKind]:

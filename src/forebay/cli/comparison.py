@@ -113,7 +113,12 @@ def _run(path: Path, config: RunConfig) -> RunSummary:
 def _clear(directory: Path) -> None:
     if not directory.exists():
         return
-    strangers = {entry.name for entry in directory.iterdir()} - {"sync", "decoupled", "summary.json"}
+    strangers = {entry.name for entry in directory.iterdir()} - {
+        "sync",
+        "decoupled",
+        "summary.json",
+        "report.html",
+    }
     if strangers:
         raise ConfigError(
             f"{directory} holds something else: {', '.join(sorted(strangers)[:4])}",

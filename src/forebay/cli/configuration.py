@@ -1,39 +1,75 @@
-"""`forebay config`: check a configuration, show it whole, or compare two."""
+"""`forebay config`: check a configuration, show it whole, compare two, or describe what may be in one."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from forebay.cli.completing import complete_override
 from forebay.config import RunConfig, load_config
-from forebay.config.dump import json_tree, to_toml
+from forebay.config.changes import changes
+from forebay.config.dump import json_tree, to_toml, tree_to_toml
+from forebay.config.schema import json_schema
 
 app = typer.Typer(help="Check, show and compare configurations.", no_args_is_help=True)
 
 ConfigPath = Annotated[Path, typer.Argument(help="TOML file.", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value items.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="section.key=value items.", show_default=False, autocompletion=complete_override),
+]
 
 
 @app.command()
 def check(config: ConfigPath, overrides: Overrides = None) -> None:
-    """Check a configuration without starting anything."""
+    """Check a configuration without starting anything.
+
+    Examples:
+        forebay config check examples/calculator.toml
+        forebay config check examples/calculator.toml staleness.max_staleness=4
+    """
     load_config(config, overrides or [])
     typer.echo(f"{config}: ok")
 
 
 @app.command()
-def show(config: ConfigPath, overrides: Overrides = None) -> None:
-    """Print a configuration with every default filled in, as TOML."""
-    typer.echo(to_toml(load_config(config, overrides or [])))
+def show(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    diff: Annotated[bool, typer.Option("--diff", help="Only what differs from the defaults.")] = False,
+) -> None:
+    """Print a configuration with every default filled in, as TOML.
+
+    Examples:
+        forebay config show examples/calculator.toml
+        forebay config show examples/calculator.toml learner.steps=200 --diff
+    """
+    loaded = load_config(config, overrides or [])
+    typer.echo(tree_to_toml(changes(loaded)) if diff else to_toml(loaded))
 
 
 @app.command()
 def diff(first: ConfigPath, second: ConfigPath) -> None:
-    """Print the settings that differ between two configurations."""
+    """Print the settings that differ between two configurations.
+
+    Example:
+        forebay config diff examples/calculator.toml examples/warm_start.toml
+    """
     for line in differences(load_config(first), load_config(second)):
         typer.echo(line)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a configuration file, for editors and programs.
+
+    Example:
+        forebay config schema
+    """
+    typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def differences(first: RunConfig, second: RunConfig) -> list[str]:

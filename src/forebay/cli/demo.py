@@ -17,6 +17,12 @@ def demo(
         list[str] | None, typer.Argument(help="section.key=value items.", show_default=False)
     ] = None,
 ) -> None:
-    """Train a small agent with slow tools, first synchronously, then decoupled, and compare."""
+    """Train a small agent with slow tools, first synchronously, then decoupled, and compare.
+
+    Examples:
+        forebay demo
+        forebay demo --seconds 30 --directory runs/short
+    """
     summary = compare(directory, seconds, seconds, tuple(overrides or ()))
     typer.echo(describe(summary, directory))
+    typer.echo(f"next: forebay report {directory}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -35,4 +36,6 @@ class Follower:
         if not whole:
             return
         self._offset += len(whole) + 1
-        self._printer.update(msgspec.json.decode(whole.rpartition(b"\n")[2], type=Progress))
+        # A line that a crash cut is not whole even if it has an end: it is no reason to end a run.
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            self._printer.update(msgspec.json.decode(whole.rpartition(b"\n")[2], type=Progress))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +15,14 @@ from forebay.batching.packing import Bucket
 from forebay.batching.supervised import Demonstration, build_supervised_batch, shuffled_batches
 from forebay.chat import Chat, Message, supervised
 from forebay.cli.preflight import check_model_files
-from forebay.cli.runs import builtin_or_path, resolve_model, write_model_files
+from forebay.cli.runs import builtin_or_path, model_files, resolve_model
 from forebay.config import RunConfig
 from forebay.envs.demonstrations import make_demonstrations, read_demonstrations
 from forebay.envs.registry import load_task_sets
 from forebay.errors import ConfigError
 from forebay.learner.programs import TrainPrograms
 from forebay.learner.train_step import snapshot
-from forebay.models.checkpoint_io import cast, load_model, write_tensors
+from forebay.models.checkpoint_io import load_model, save_model
 from forebay.models.config import ModelConfig
 from forebay.models.hf import to_hf_tensors
 from forebay.models.params import Params, init_params
@@ -57,20 +56,14 @@ def imitate(config: RunConfig, to: Path) -> None:
     if not examples:
         raise ConfigError("nothing to imitate: the demonstrations hold no assistant message")
     params = train(config, model, initial(config, model), examples)
-    write_model(to, config, model, params)
+    save_model(
+        to,
+        model,
+        to_hf_tensors(params, model),
+        files=model_files(config),
+        dtype=config.supervised.dtype,
+    )
     logger.info("wrote %s: %d parameters", to, model.num_parameters)
-
-
-def write_model(to: Path, config: RunConfig, model: ModelConfig, params: Params) -> None:
-    """Write a model directory; it appears whole or not at all."""
-    dtype = config.supervised.dtype
-    partial = to.with_name(f".partial-{to.name}")
-    try:
-        write_model_files(partial, config, model, dtype)
-        write_tensors(partial, cast(to_hf_tensors(params, model), dtype), max_shard_bytes=5 * 10**9)
-        partial.rename(to)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def demonstrations(config: RunConfig, chat: Chat) -> list[Demonstration]:

@@ -16,6 +16,7 @@ from forebay.config import RunConfig
 from forebay.envs.registry import load_task_sets
 from forebay.envs.tasks import TaskStream, WeightedTasks
 from forebay.errors import WeightsError
+from forebay.learner.checkpoint import load_best
 from forebay.learner.dispatch import Dispatcher
 from forebay.learner.feed import Feed, Packer
 from forebay.learner.programs import TrainPrograms
@@ -30,9 +31,10 @@ from forebay.objectives.denominators import batch_denominator
 from forebay.objectives.settings import build_advantage
 from forebay.store.protocol import GroupSpec
 from forebay.store.rules import RuleStore
+from forebay.telemetry.trace import OFF, Tracer
 from forebay.trajectory import PolicyVersion, Task
 from forebay.weights.reader import WeightReader
-from forebay.weights.shard import digest_of
+from forebay.weights.shard import Tensors, digest_of
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +85,16 @@ def initial_params(run: Run) -> Params:
     return load_model(builtin_or_path(run.config.model.path), num_real_tokens=run.chat.vocabulary)[1]
 
 
+def best_weights(run: Run) -> tuple[PolicyVersion, Tensors]:
+    """Return the weights of the best evaluated checkpoint, and their version.
+
+    Raises:
+        CheckpointError: None was evaluated, or the best is damaged.
+    """
+    restored = load_best(run.layout.checkpoints, make_parts(run).programs.abstract_state)
+    return restored.cursor.version, to_hf_tensors(snapshot(restored.state.params), run.model)
+
+
 def weights_digest(state: TrainState, model: ModelConfig) -> str:
     """Return the digest that the weights of a state are published under."""
     return digest_of(to_hf_tensors(snapshot(state.params), model))
@@ -100,7 +112,12 @@ def published_digests(reader: WeightReader) -> dict[PolicyVersion, str]:
 
 
 def make_feed(
-    config: RunConfig, store: RuleStore, incarnation: int, pack: Packer, dispatcher: Dispatcher
+    config: RunConfig,
+    store: RuleStore,
+    incarnation: int,
+    pack: Packer,
+    dispatcher: Dispatcher,
+    tracer: Tracer = OFF,
 ) -> Feed:
     """Return the source of a learner's batches; groups that came too late go back to the dispatcher."""
     return Feed(
@@ -112,10 +129,13 @@ def make_feed(
         config.batching.groups,
         config.updates_per_batch,
         dispatcher.repeat,
+        tracer=tracer,
     )
 
 
-def make_dispatcher(config: RunConfig, store: RuleStore, incarnation: int, last_version: int) -> Dispatcher:
+def make_dispatcher(
+    config: RunConfig, store: RuleStore, incarnation: int, last_version: int, tracer: Tracer = OFF
+) -> Dispatcher:
     """Return what keeps the store filled with a run's groups."""
     stream = task_stream(config)
     longest_s = max(settings.episode_timeout_s for settings in config.environment.values())
@@ -140,6 +160,7 @@ def make_dispatcher(config: RunConfig, store: RuleStore, incarnation: int, last_
         config.batching.groups,
         config.updates_per_batch,
         last_version,
+        tracer=tracer,
     )
 
 

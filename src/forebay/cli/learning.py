@@ -8,8 +8,6 @@ import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import msgspec
-
 from forebay.batching.prefetch import Prefetcher
 from forebay.cli.learner_parts import (
     initial_params,
@@ -19,15 +17,16 @@ from forebay.cli.learner_parts import (
     published_digests,
     weights_digest,
 )
+from forebay.cli.learner_telemetry import LearnerTelemetry
 from forebay.cli.runs import Run
 from forebay.clock import SystemClock
 from forebay.launch.placement import move_thread_to
-from forebay.learner.bare import BareSpeed, full_rows, fullest_rows
+from forebay.learner.bare import full_rows, fullest_rows
 from forebay.learner.checkpoint import Checkpointer
 from forebay.learner.checkpoint_manifest import CheckpointCursor
 from forebay.learner.feed import JournaledBatch
 from forebay.learner.loop import Learner
-from forebay.learner.meter import Meter, summarize_run
+from forebay.learner.meter import summarize_run
 from forebay.learner.publishing import Publisher
 from forebay.learner.replay import replay
 from forebay.learner.source import WatchedSource
@@ -38,8 +37,7 @@ from forebay.models.params import Params
 from forebay.store.protocol import Rewound
 from forebay.store.rules import RuleStore
 from forebay.telemetry.faults import fault_point
-from forebay.telemetry.metrics import MetricsWriter
-from forebay.telemetry.spans import TimeStrip
+from forebay.telemetry.metrics import read_metrics
 from forebay.telemetry.summary import write_summary
 from forebay.telemetry.watchdog import Watchdog
 from forebay.trajectory import PolicyVersion
@@ -83,7 +81,6 @@ class LearnerSession:
         self.stopping = False
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
-        self.strip = TimeStrip(self.clock)
         self.compiles = stack.enter_context(CompileCounter())
         self.store: RuleStore = run.open_store()
         stack.callback(self.store.close)
@@ -92,17 +89,12 @@ class LearnerSession:
         stack.callback(self.publisher.close)
         self.checkpointer = Checkpointer(run.layout.checkpoints, keep=config.learner.keep_checkpoints)
         stack.callback(self.checkpointer.close)
-        self.writer = stack.enter_context(MetricsWriter(run.layout.metrics, self.clock))
-        self.parts = make_parts(run)
-        self.bare = BareSpeed()
-        self.meter = Meter(
-            self.writer,
-            self.strip,
-            self.bare,
-            self.compiles.since_warm,
-            self.store.stats,
-            config.learner.warmup_steps,
+        self.telemetry = LearnerTelemetry(
+            run, self.store.stats, self.compiles.since_warm, settle_thread, self.clock, stack
         )
+        self.tracer, self.strip = self.telemetry.tracer, self.telemetry.strip
+        self.meter, self.bare = self.telemetry.meter, self.telemetry.bare
+        self.parts = make_parts(run)
         self.last_version = config.learner.steps * config.updates_per_batch
 
     def resume(self) -> None:
@@ -128,7 +120,9 @@ class LearnerSession:
     def train(self) -> None:
         """Train until the run is done or a stop is asked for."""
         with ExitStack() as stack:
-            self.dispatcher = make_dispatcher(self.config, self.store, self.incarnation, self.last_version)
+            self.dispatcher = make_dispatcher(
+                self.config, self.store, self.incarnation, self.last_version, self.tracer
+            )
             self.dispatcher.start(self.settle_thread)
             stack.callback(self.dispatcher.stop)
             source = self._make_source()
@@ -159,6 +153,7 @@ class LearnerSession:
             compiles=self.compiles.since_warm(),
         )
         write_summary(self.run.layout.summary, summary)
+        self.telemetry.evaluations.add()
         for program in self.compiles.unplanned():
             logger.warning("compiled after warm-up: %s", program.name)
 
@@ -185,7 +180,7 @@ class LearnerSession:
             version,
             self.config.learner,
             self.strip,
-            self.meter,
+            self.telemetry.accounts,
             self.parts.recompute,
             self.publisher.submit,
             self._save,
@@ -212,7 +207,7 @@ class LearnerSession:
 
     def _make_source(self) -> WatchedSource:
         config = self.config
-        feed = make_feed(config, self.store, self.incarnation, self.parts.pack, self.dispatcher)
+        feed = make_feed(config, self.store, self.incarnation, self.parts.pack, self.dispatcher, self.tracer)
         prefetcher: Prefetcher[JournaledBatch | None] = Prefetcher(
             feed.next,
             first=self.learner.version.version,
@@ -231,15 +226,20 @@ class LearnerSession:
             self.store.stats,
             lambda: self.stopping,
             self.clock,
+            self.telemetry.waits,
+            self.tracer,
         )
         prefetcher.start(self.settle_thread)
         return self.source
 
     def _publish(self, version: PolicyVersion, params: Params) -> None:
         """Runs in the publisher's thread: write the weights, then free the credit of their groups."""
-        self.weights.publish(version, to_hf_tensors(params, self.run.model))
+        arguments = {"version": version.version}
+        with self.tracer.span("write weights", arguments=arguments):
+            self.weights.publish(version, to_hf_tensors(params, self.run.model))
         fault_point("weights_visible", version.version)
-        self.store.publish(version, incarnation=self.incarnation)
+        with self.tracer.span("store.publish", arguments=arguments):
+            self.store.publish(version, incarnation=self.incarnation)
         fault_point("published", version.version)
         if hasattr(self, "dispatcher"):
             self.dispatcher.wake()
@@ -250,7 +250,8 @@ class LearnerSession:
         fault_point("checkpointed", version.version)
         oldest = self.checkpointer.oldest_verified_step()
         if oldest is not None and not self.config.learner.keep_consumed:
-            self.store.commit(oldest, incarnation=self.incarnation)
+            with self.tracer.span("store.commit", arguments={"version": oldest}):
+                self.store.commit(oldest, incarnation=self.incarnation)
             fault_point("committed", version.version)
 
 
@@ -259,6 +260,9 @@ def newest_evaluation(run: Run, version: int) -> float | None:
     path = run.layout.path / "eval.jsonl"
     if not path.exists():
         return None
-    lines = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
-    rewards = [line["reward"] for line in lines if line["step"] <= version and line["reward"] is not None]
+    rewards = [
+        line["reward"]
+        for line in read_metrics(path)
+        if line["step"] <= version and line.get("reward") is not None
+    ]
     return rewards[-1] if rewards else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import closing
 
 from forebay.cli.learner_parts import initial_params, make_parts, published_digests, weights_digest
 from forebay.cli.runs import Run
@@ -60,7 +59,7 @@ def replay_run(run: Run) -> Retrained:
         publish=_keep_to_oneself,
         save=_keep_to_oneself,
     )
-    with closing(run.open_store()) as store:
+    with run.view_store() as store:
         journal = store.journal()
         published = surviving_digests(WeightReader(run.layout.weights), store.stats())
         retrained = retrain(

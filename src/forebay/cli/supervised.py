@@ -19,7 +19,11 @@ def sft(
     overrides: Overrides = None,
     to: Annotated[Path, typer.Option(help="Model directory to make.")] = Path("warm-start"),
 ) -> None:
-    """Imitate demonstrations and write a model directory that `model.path` can name."""
+    """Imitate demonstrations and write a model directory that `model.path` can name.
+
+    Example:
+        forebay sft examples/warm_start.toml --to warm-start
+    """
     settings = load_config(config, overrides or [])
     require_learner_packages()
     setup_logging("sft")

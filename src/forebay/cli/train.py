@@ -17,11 +17,13 @@ from forebay.cli.following import Follower
 from forebay.cli.preflight import preflight
 from forebay.cli.roles import OTHER_CPUS_VARIABLE, base_address, free_port
 from forebay.cli.runs import Run, own_run
+from forebay.cli.troubles import Troubles
 from forebay.clock import SystemClock
 from forebay.config import RunConfig, load_config
 from forebay.config.dump import to_toml
 from forebay.launch import ProcessSpec, Supervisor, divide_cpus
 from forebay.learner.run_directory import RunDirectory, RunLayout
+from forebay.report import load_run, verdict_of
 from forebay.telemetry.progress import ProgressPrinter
 from forebay.telemetry.summary import RunSummary, read_summary
 
@@ -36,14 +38,23 @@ def train(
         bool, typer.Option(help="Make the run directory, for learn, generate and act by hand; start nothing.")
     ] = False,
 ) -> None:
-    """Train on this machine: learner, generator and actors as processes, restarted when they die."""
+    """Train on this machine: learner, generator and actors as processes, restarted when they die.
+
+    A run that was started before goes on where it stopped. Ctrl-C stops in order; a second one at once.
+
+    Examples:
+        forebay train examples/calculator.toml
+        forebay train examples/calculator.toml learner.steps=200 run.name=longer
+        forebay train examples/calculator.toml --dry-run
+    """
     settings = load_config(config, overrides or [])
     if dry_run:
         preflight(settings, settings.run.path)
         typer.echo(to_toml(settings))
         return
     if prepare:
-        preflight(settings, settings.run.path)
+        # vLLM servers start from the files that this makes, so they cannot be there yet.
+        preflight(settings, settings.run.path, with_servers=False)
         own_run(settings)[0].close()
         typer.echo(f"{settings.run.path} is ready for forebay learn, generate and act")
         return
@@ -89,13 +100,20 @@ def supervise(config: RunConfig, path: Path | None = None) -> Ending:
         # So that a store that cannot be used is reported before anything is started.
         run.open_store().close()
         with ProgressPrinter(_num_updates(config), SystemClock()) as printer:
-            supervisor = _supervisor(run, directory, printer)
+            troubles = Troubles(
+                run.layout.logs,
+                {name: settings.entrypoint for name, settings in config.environment.items()},
+                _say,
+                SystemClock(),
+            )
+            supervisor = _supervisor(run, directory, printer, troubles)
             verb = "resuming" if directory.resumed else "starting"
             _say(f"{verb} {run.layout.path}, which compiles first; logs in {run.layout.logs}")
             with _signals_to(supervisor):
                 code = supervisor.run()
         if code in (2, 3) and supervisor.first_cause:
-            typer.echo(f"error: {supervisor.first_cause}", err=True)
+            causes = troubles.sentences() if code == 3 else []
+            typer.echo(f"error: {'. '.join([supervisor.first_cause, *causes])}", err=True)
         return Ending(code, supervisor.stopped)
 
 
@@ -106,7 +124,9 @@ def processes(run: Run) -> Iterator[ProcessSpec]:
         sorted(os.sched_getaffinity(0)), config.launch.learner_cpus, config.launch.other_cpus
     )
     port = config.generator.port or free_port()
-    address = base_address(config.generator.host, port)
+    vllm = config.generator.vllm
+    addresses = vllm or (base_address(config.generator.host, port),)
+    generators = [word for address in addresses for word in ("--generator", address)]
     directory = str(run.layout.path)
     yield ProcessSpec(
         name="learner",
@@ -115,20 +135,19 @@ def processes(run: Run) -> Iterator[ProcessSpec]:
         env={OTHER_CPUS_VARIABLE: ",".join(map(str, other_cpus))},
         leads=True,
     )
-    yield ProcessSpec(
-        name="generator", argv=_command("generate", directory, "--port", str(port)), cpus=other_cpus
-    )
+    listening = () if vllm else ("--port", str(port))
+    yield ProcessSpec(name="generator", argv=_command("generate", directory, *listening), cpus=other_cpus)
     for index in range(config.actors.processes):
         name = f"actor-{index}"
         yield ProcessSpec(
             name=name,
-            argv=_command("act", directory, "--generator", address, "--name", name),
+            argv=_command("act", directory, *generators, "--name", name),
             cpus=other_cpus,
         )
     if config.learner.eval_every:
         yield ProcessSpec(
             name="evaluator",
-            argv=_command("eval", directory, "--generator", address, "--follow"),
+            argv=_command("eval", directory, *generators, "--follow"),
             cpus=other_cpus,
         )
 
@@ -143,8 +162,10 @@ def farewell(path: Path) -> str:
             f"reward {_figure(summary.reward_first)} at first, {_figure(summary.reward_last)} at last",
             f"trajectories: {summary.accepted} accepted, {summary.trained} trained, "
             f"{summary.discarded} discarded, {summary.lost} lost, {summary.repeated} repeated",
+            f"verdict: {verdict_of(load_run(path)).sentence}",
             f"the run is in {path}: summary.json, metrics.jsonl, logs/",
-            f"next: forebay eval {path}",
+            f"next: forebay report {path}",
+            f"      forebay eval {path}",
             f"      forebay export {path} --to MODEL_DIRECTORY",
         )
     )
@@ -154,14 +175,21 @@ def _num_updates(config: RunConfig) -> int | None:
     return None if config.learner.max_time_s else config.learner.steps * config.updates_per_batch
 
 
-def _supervisor(run: Run, directory: RunDirectory, printer: ProgressPrinter) -> Supervisor:
+def _supervisor(
+    run: Run, directory: RunDirectory, printer: ProgressPrinter, troubles: Troubles
+) -> Supervisor:
     follower = Follower(run.layout.metrics, printer)
+
+    def look() -> None:
+        follower.look()
+        troubles.look()
+
     return Supervisor(
         list(processes(run)),
         run.layout.logs,
         run.config.launch,
         SystemClock(),
-        on_tick=follower.look,
+        on_tick=look,
         report=_say,
         inherited=(directory.fileno(),),
     )

@@ -19,7 +19,16 @@ def to_toml(config: BaseModel) -> str:
     Args:
         config: Settings whose leaves are JSON types.
     """
-    return "\n".join(_table(config.model_dump(mode="json"), "")).strip() + "\n"
+    return tree_to_toml(config.model_dump(mode="json"))
+
+
+def tree_to_toml(tree: Mapping[str, Any]) -> str:
+    """Return nested tables as TOML; keys without a value are left out.
+
+    Args:
+        tree: JSON types.
+    """
+    return "\n".join(_table(tree, "")).strip() + "\n"
 
 
 def json_tree(config: BaseModel) -> dict[str, Any]:
@@ -28,15 +37,21 @@ def json_tree(config: BaseModel) -> dict[str, Any]:
     Args:
         config: Settings whose leaves are JSON types.
     """
-    tree: dict[str, Any] = _finite(config.model_dump(mode="json"))
+    tree: dict[str, Any] = finite(config.model_dump(mode="json"))
     return tree
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return JSON types with every number that JSON has no word for as a string that reads back.
+
+    Example:
+        >>> finite({"limit": [1.5, float("inf")]})
+        {'limit': [1.5, 'inf']}
+    """
     if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
+        return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -24,6 +24,7 @@ from forebay.models.settings import ComputeSettings, MeshSettings, ModelSettings
 from forebay.objectives.settings import ObjectiveSettings
 from forebay.staleness import StalenessSettings, check_updates_per_batch
 from forebay.store.settings import StoreSettings, check_capacity
+from forebay.telemetry.settings import TelemetrySettings
 from forebay.trajectory import check_name
 from forebay.weights.settings import WeightSettings
 from forebay.wire import MAX_HEADER_BYTES
@@ -76,6 +77,7 @@ class RunConfig(BaseModel):
     actors: ActorSettings = ActorSettings()
     weights: WeightSettings = WeightSettings()
     launch: LaunchSettings = LaunchSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @field_validator("environment")
     @classmethod

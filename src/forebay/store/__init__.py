@@ -1,6 +1,7 @@
 """Where tasks and trajectories live between processes: leased, stored, consumed, never lost."""
 
 from forebay.store.accounting import count_lost
+from forebay.store.inspection import StoreView, view_store
 from forebay.store.opening import open_store
 from forebay.store.protocol import (
     Chooser,
@@ -31,6 +32,7 @@ __all__ = [
     "Store",
     "StoreSettings",
     "StoreStats",
+    "StoreView",
     "TakenGroup",
     "TaskSink",
     "TaskSource",
@@ -39,4 +41,5 @@ __all__ = [
     "check_capacity",
     "count_lost",
     "open_store",
+    "view_store",
 ]

@@ -93,6 +93,20 @@ def read_raw(ledger: Ledger, group_id: str) -> RawGroup:
     return RawGroup(ledger.spec(group_id), tuple(frames))
 
 
+def whole_group(raw: RawGroup) -> TakenGroup:
+    """Decode a group of which every member must be whole.
+
+    Raises:
+        StoreError: A frame cannot be read back.
+    """
+    group, broken = decode_group_frames(raw)
+    for member, error in broken.items():
+        raise StoreError(
+            f"member {member} of group {raw.spec.group_id} cannot be read back: {error}"
+        ) from error
+    return group
+
+
 def decode_group_frames(raw: RawGroup) -> tuple[TakenGroup, dict[int, WireError]]:
     """Decode a group's frames; return what is whole, and why each other member is not."""
     whole: list[Trajectory] = []

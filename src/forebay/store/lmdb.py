@@ -26,7 +26,7 @@ from forebay.store.side_files import SideFiles
 
 T = TypeVar("T")
 
-_MAX_READERS = 512
+MAX_READERS = 512
 _COMMITS_BETWEEN_CHECKS = 256
 _SPARE_BYTES = 64 << 20
 _WRITE_FAILURES = ("Input/output error", "File too large", "No space left on device", "Disk quota exceeded")
@@ -141,7 +141,7 @@ class LmdbEngine:
             if self._num_users == 0:
                 raise StoreError("the store is closed")
             with self._env.begin() as txn:
-                return operation(_LmdbTxn(txn, self._files))
+                return operation(LmdbTxn(txn, self._files))
 
     def _check_process(self) -> None:
         if self.pid != os.getpid():
@@ -159,7 +159,7 @@ class LmdbEngine:
         """Commit all in one transaction; return False, with nothing done, if it cannot be made whole."""
         try:
             with self._begin() as raw:
-                txn = _LmdbTxn(raw, self._files)
+                txn = LmdbTxn(raw, self._files)
                 for operation in batch:
                     txn.dirty = False
                     if not operation.attempt(txn) and txn.dirty:
@@ -183,11 +183,11 @@ class LmdbEngine:
             operation.error.__cause__ = cause
 
     def _try_alone(self, operation: Operation) -> None:
-        txn: _LmdbTxn | None = None
+        txn: LmdbTxn | None = None
         with operation:
             raw = self._begin()
             try:
-                txn = _LmdbTxn(raw, self._files)
+                txn = LmdbTxn(raw, self._files)
                 operation.run(txn)
                 raw.commit()
             finally:
@@ -224,28 +224,43 @@ class LmdbEngine:
         return StoreError(f"the store in {self._path} failed: {error}")
 
 
-class _LmdbTxn:
+class LmdbTxn:
+    """A transaction of lmdb, as the rules see it.
+
+    Args:
+        txn: The transaction.
+        files: Where large payloads lie.
+
+    Attributes:
+        dirty: Whether it has written.
+    """
+
     def __init__(self, txn: Any, files: SideFiles) -> None:
         self.dirty = False
         self._txn, self._files = txn, files
         self._discarded: list[str] = []
 
     def get(self, key: bytes) -> bytes | None:
+        """Return a copy of the value of a key, or None."""
         value: bytes | None = self._txn.get(key)
         return value
 
     def put(self, key: bytes, value: bytes) -> None:
+        """Set the value of a key."""
         self.dirty = True
         self._txn.put(key, value)
 
     def delete(self, key: bytes) -> None:
+        """Remove a key, if it is there."""
         self.dirty = True
         self._txn.delete(key)
 
     def first(self, prefix: bytes) -> tuple[bytes, bytes] | None:
+        """Return the first item whose key has a prefix."""
         return next(self.scan(prefix), None)
 
     def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield the items whose keys have a prefix, from `start` on, in order."""
         with self._txn.cursor() as cursor:
             found = cursor.set_range(max(prefix, start))
             while found and cursor.key().startswith(prefix):
@@ -253,12 +268,15 @@ class _LmdbTxn:
                 found = cursor.next()
 
     def read_file(self, name: str) -> bytes:
+        """Return the content of a side file."""
         return self._files.read(name)
 
     def discard_file(self, name: str) -> None:
+        """Remove a side file once this transaction is durable."""
         self._discarded.append(name)
 
     def remove_discarded(self) -> None:
+        """Remove the side files that were discarded; for after the commit."""
         for name in self._discarded:
             self._files.remove(name)
 
@@ -267,7 +285,7 @@ def _open_environment(path: Path, settings: StoreSettings) -> Any:
     sync = settings.durability == "fsync"
     try:
         return lmdb.open(
-            str(path), map_size=settings.map_bytes, sync=sync, metasync=sync, max_readers=_MAX_READERS
+            str(path), map_size=settings.map_bytes, sync=sync, metasync=sync, max_readers=MAX_READERS
         )
     except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError) as error:
         raise StoreVersionError(f"{path} is not a store of this version: {error}") from error

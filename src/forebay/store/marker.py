@@ -43,7 +43,20 @@ def claim_directory(path: Path, run_id: str) -> None:
         if data.exists():
             raise StoreVersionError(f"{path} holds a {DATA_NAME} that is not a forebay store", remedy=_OTHER)
         _write(path, Marker(FORMAT_VERSION, run_id))
+    check_directory(path, run_id)
+
+
+def check_directory(path: Path, run_id: str) -> None:
+    """Check that `path` is the store of `run_id`; nothing is touched.
+
+    Raises:
+        ConfigError: There is no store.
+        StoreVersionError: It is another run's, of another format, or something else altogether.
+    """
+    if not (path / _NAME).exists():
+        raise ConfigError(f"there is no store in {path} yet", remedy="Start the run first.")
     _check(_read(path), run_id, path)
+    data = path / DATA_NAME
     if data.exists() and not _looks_like_lmdb(data):
         raise StoreVersionError(f"{data} is not an lmdb file", remedy=_OTHER)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from forebay.clock import Clock
-from forebay.errors import StoreError
 from forebay.staleness import Choice, OutstandingGroup
 from forebay.store import accounting, batches, journal, leases
 from forebay.store import groups as group_rules
@@ -119,12 +118,7 @@ class RuleStore:
 
     def read_group(self, group_id: str) -> TakenGroup:
         """Return a stored group; see `TrajectorySource.read_group`."""
-        group, broken = batches.decode_group_frames(
-            self._read(lambda ledger: batches.read_raw(ledger, group_id))
-        )
-        for member, error in broken.items():
-            raise StoreError(f"member {member} of group {group_id} cannot be read back: {error}") from error
-        return group
+        return batches.whole_group(self._read(lambda ledger: batches.read_raw(ledger, group_id)))
 
     def stats(self) -> StoreStats:
         """Return a snapshot; see `Store.stats`."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ ASSETS = Path(__file__).parents[3] / "src" / "forebay" / "assets"
 def test_every_example_has_what_it_names(path: Path) -> None:
     config = load_config(path)
     check_environments(config)
+    kind, _, package = (config.model.path or "").partition(":")
+    if kind == "package" and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     assert check_model_files(config).max_position >= config.generator.context
     assert len(EXAMPLES) >= 2
 

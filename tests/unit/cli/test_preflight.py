@@ -9,7 +9,13 @@ import pytest
 
 from forebay.chat import small_chat
 from forebay.cli import preflight
-from forebay.cli.preflight import check_address, check_disk, held_out_tasks, require_learner_packages
+from forebay.cli.preflight import (
+    check_address,
+    check_disk,
+    check_token,
+    held_out_tasks,
+    require_learner_packages,
+)
 from forebay.cli.runs import resolve_model
 from forebay.config import load_config
 from forebay.errors import ConfigError
@@ -48,9 +54,9 @@ def test_a_token_and_a_free_port_are_needed(monkeypatch: pytest.MonkeyPatch) -> 
     check_address(load_config(None, [f"generator.port={port}"]))
     config = load_config(None, ["generator.token_env=FOREBAY_TEST_TOKEN", "generator.port=0"])
     with pytest.raises(ConfigError, match="FOREBAY_TEST_TOKEN holds no token"):
-        check_address(config)
+        check_token(config)
     monkeypatch.setenv("FOREBAY_TEST_TOKEN", "secret")
-    check_address(config)
+    check_token(config)
 
 
 def test_held_out_tasks_take_turns_and_are_the_same_every_time() -> None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from forebay.cli.runs import join_run, own_run
+from forebay.cli.runs import join_run, own_run, resolve_model
 from forebay.config import RunConfig, load_config
-from forebay.errors import ConfigError, RunLockedError
+from forebay.errors import ConfigError, ModelError, RunLockedError
 
 
 def config(tmp_path: Path, *overrides: str) -> RunConfig:
@@ -77,3 +78,16 @@ def test_a_run_may_be_moved(tmp_path: Path) -> None:
     directory, _ = own_run(config(tmp_path, "run.name=y"))
     with directory:
         assert directory.resumed
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "qwen2", "mamba", None])
+def test_a_checkpoint_of_another_architecture_is_refused_as_that(
+    tmp_path: Path, model_type: str | None
+) -> None:
+    # Before anything else that such a directory may lack: its tokenizer, or keys of ours.
+    entry = {"model_type": model_type, "n_embd": 768} if model_type else {"n_embd": 768}
+    (tmp_path / "config.json").write_text(json.dumps(entry))
+    with pytest.raises(
+        ModelError, match=f"unsupported model_type .got {model_type!r}, limit 'llama'.*family"
+    ):
+        resolve_model(config(tmp_path, f"model.path={tmp_path}"))

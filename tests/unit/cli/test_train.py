@@ -52,11 +52,20 @@ def test_a_run_is_one_leading_learner_a_generator_actors_and_an_evaluator(tmp_pa
 
 
 def test_the_end_says_what_came_out_and_what_to_do_next(tmp_path: Path) -> None:
-    write_summary(tmp_path / "summary.json", SUMMARY)
-    lines = farewell(tmp_path).splitlines()
+    directory, run = own_run(load_config(None, [f"run.directory={tmp_path}"]))
+    path = run.layout.path
+    with directory:
+        write_summary(path / "summary.json", SUMMARY)
+        lines = farewell(path).splitlines()
     assert lines[0] == ("40 steps; learner busy 97.4%, goodput unknown; reward 0.25 at first, 0.875 at last")
     assert "163 accepted, 160 trained, 3 discarded, 0 lost, 0 repeated" in lines[1]
-    assert f"forebay eval {tmp_path}" in lines[3] and f"forebay export {tmp_path} --to" in lines[4]
+    assert lines[2].startswith("verdict: no batch has been trained")  # there is no line of metrics
+    commands = [line.removeprefix("next:").strip() for line in lines[-3:]]
+    assert commands == [
+        f"forebay report {path}",
+        f"forebay eval {path}",
+        f"forebay export {path} --to MODEL_DIRECTORY",
+    ]
 
 
 def test_a_dry_run_checks_prints_and_makes_nothing(tmp_path: Path) -> None:
