@@ -68,7 +68,7 @@ def test_a_game_is_won_by_bare_numbers_and_only_news_is_said() -> None:
     wrong = 1 if secret(game) > 1 else 9
     hint = game.step(Action(text=f" {wrong} "))
     assert texts(hint.observation) == [f"the target number is {'higher' if wrong == 1 else 'lower'}."]
-    assert (hint.reward, hint.terminated) == (None, False)
+    assert (hint.reward, hint.terminated) == (0.0, False)
     won = game.step(Action(text=f"[{secret(game)}]"))
     assert (won.reward, won.terminated) == (1.0, True)
     assert won.metrics == {"turns": 2.0, "invalid_turns": 0.0}

@@ -144,7 +144,7 @@ def test_a_worker_that_dies_is_an_environment_failure_and_the_next_episode_gets_
 ACTOR = f"""
 import asyncio, sys
 from forebay.envs.protocol import Action, Task
-from forebay.envs.worker import WorkerPool
+from forebay.envs.worker import WorkerEnvironment, WorkerPool
 
 async def main():
     environment = WorkerPool("{PLUGIN}:Blocking", {{"directory": sys.argv[1]}}).environment()
@@ -257,6 +257,12 @@ def test_imports_that_fail_are_explained() -> None:
     asyncio.run(main())
 
 
+async def step_for_ever(environment: WorkerEnvironment) -> None:
+    """Step until it fails: the kernel ends a worker soon after its template, not at once."""
+    while True:
+        await environment.step(Action(text=""))
+
+
 def test_a_template_that_was_killed_is_replaced(tmp_path: Path) -> None:
     async def main() -> None:
         pool = WorkerPool(f"{PLUGIN}:Counting", {"directory": str(tmp_path)})
@@ -266,8 +272,7 @@ def test_a_template_that_was_killed_is_replaced(tmp_path: Path) -> None:
         os.kill(template, signal.SIGKILL)
         async with asyncio.timeout(HANG_S):
             with pytest.raises(EnvironmentFailure):
-                while True:  # the kernel ends a worker soon after its template, not at once
-                    await environment.step(Action(text=""))
+                await step_for_ever(environment)
             await environment.close()
             while pool._starting is not None and _is_well(pool._starting):
                 await asyncio.sleep(0.02)

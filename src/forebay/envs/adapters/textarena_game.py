@@ -84,7 +84,8 @@ class TextArenaGame:
         self._num_invalid += ended_by_invalid or (not done and self._turn_count() == turns_before)
         return Outcome(
             observation=self._news(),
-            reward=self._reward(ended_by_invalid) if done else None,
+            # A game that max_turns cuts has to count as nothing won, not as nothing known.
+            reward=self._reward(ended_by_invalid) if done else 0.0,
             terminated=bool(done),
             metrics={"turns": float(self._num_turns), "invalid_turns": float(self._num_invalid)},
         )
