@@ -29,7 +29,10 @@ def pid_of(observation: Observation) -> int:
 
 
 def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def gone(*pids: int) -> None:
@@ -144,7 +147,7 @@ def test_a_worker_that_dies_is_an_environment_failure_and_the_next_episode_gets_
 ACTOR = f"""
 import asyncio, sys
 from forebay.envs.protocol import Action, Task
-from forebay.envs.worker import WorkerEnvironment, WorkerPool
+from forebay.envs.worker import WorkerPool
 
 async def main():
     environment = WorkerPool("{PLUGIN}:Blocking", {{"directory": sys.argv[1]}}).environment()

@@ -10,8 +10,8 @@ from forebay.launch.probes import storage
 
 MOUNTS = """\
 21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
-30 21 0:26 / {root}/home rw master:2 - nfs4 server:/home rw,vers=4.2
-31 30 0:27 / {root}/home/my\\040disk rw - xfs /dev/vdb rw
+30 21 0:26 / {root}/people rw master:2 - nfs4 server:/home rw,vers=4.2
+31 30 0:27 / {root}/people/my\\040disk rw - xfs /dev/vdb rw
 32 21 0:28 / {root}/lost rw - tmpfs tmpfs rw
 33 21 0:29 / {root}/lost rw - fuse.sshfs me@host: rw
 """
@@ -19,7 +19,7 @@ MOUNTS = """\
 
 @pytest.fixture
 def mounts(tmp_path: Path) -> Path:
-    for name in ("home/runs", "home/my disk/runs", "lost", "homely"):
+    for name in ("people/runs", "people/my disk/runs", "lost", "peoples"):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
     table = tmp_path / "mountinfo"
     table.write_text(MOUNTS.format(root=tmp_path.resolve()))
@@ -29,10 +29,10 @@ def mounts(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("place", "kind"),
     [
-        ("home/runs", "nfs4"),
-        ("home/my disk/runs", "xfs"),
+        ("people/runs", "nfs4"),
+        ("people/my disk/runs", "xfs"),
         ("lost", "fuse.sshfs"),
-        ("homely", "ext4"),
+        ("peoples", "ext4"),
         (".", "ext4"),
     ],
 )
