@@ -33,7 +33,7 @@ class EngineTrace:
             self._tracer.slice("waits for requests", self._idle_s, self._clock.monotonic_s())
 
     def rests(self, *, idle: bool) -> None:
-        """Note whether there is nothing to do for now."""
+        """Note whether there is nothing to do."""
         self._idle, self._idle_s = idle, self._clock.monotonic_s()
 
     def request(self, running: Running, finish: str) -> None:
