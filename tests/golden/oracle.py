@@ -21,20 +21,28 @@ class Token:
     advantage: float
     entropy: float = 0.5
     trained: bool = True
+    staleness: int = 0
+    reference: float = -1.0
 
 
 @dataclass(frozen=True)
 class Recipe:
     loss: str = "decoupled_ppo"
     proximal: str = "recomputed"
+    ratio: str = "token"
     clip_low: float = 0.2
     clip_high: float = 0.28
+    dual_clip: float = math.inf
+    tv_limit: float = 0.15
+    correction: str = "token_tis"
     cap: float = math.inf
     geometric: tuple[float, float] = (0.0, math.inf)
     icepop: tuple[float, float] = (0.0, math.inf)
     entropy_coef: float = 0.0
     reduction: str = "token"
     constant_tokens: int = 1
+    kl: str = "k3"
+    kl_coef: float = 0.0
 
 
 Batch = Sequence[Sequence[Token]]
@@ -62,13 +70,19 @@ def gradient(batch: Batch, recipe: Recipe, step: float = 1e-6) -> list[list[floa
 
 
 def rejected(sequence: Sequence[Token], recipe: Recipe) -> list[bool]:
-    """Say which trained tokens of a sequence the two rejections remove."""
+    """Say which trained tokens of a sequence the rejections remove."""
     trained = [token for token in sequence if token.trained]
     product = math.prod(_weight(token, recipe) for token in trained)
     mean = product ** (1 / len(trained)) if trained else 1.0
     whole = not recipe.geometric[0] <= mean <= recipe.geometric[1]
+    whole = whole or (recipe.correction == "sequence_mis" and product > recipe.cap)
     return [
-        token.trained and (whole or not recipe.icepop[0] <= _weight(token, recipe) <= recipe.icepop[1])
+        token.trained
+        and (
+            whole
+            or not recipe.icepop[0] <= _weight(token, recipe) <= recipe.icepop[1]
+            or (recipe.correction == "token_mis" and _weight(token, recipe) > recipe.cap)
+        )
         for token in sequence
     ]
 
@@ -77,9 +91,19 @@ def effective_sample_size(batch: Batch, recipe: Recipe) -> float:
     """Kong's normalized effective sample size of the weights that were applied."""
     weights = []
     for sequence in batch:
-        for token, gone in zip(sequence, rejected(sequence, recipe), strict=True):
-            if token.trained:
-                weights.append(0.0 if gone else _applied_weight(token, recipe))
+        for t, gone in enumerate(rejected(sequence, recipe)):
+            if sequence[t].trained:
+                weights.append(0.0 if gone else _applied_weight(sequence, t, recipe))
+    return sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights))
+
+
+def sequence_effective_sample_size(batch: Batch) -> float:
+    """The same over whole sequences, each weighing the product of its trained tokens' ratios."""
+    weights = [
+        math.prod(math.exp(token.current - token.behavior) for token in sequence if token.trained)
+        for sequence in batch
+        if any(token.trained for token in sequence)
+    ]
     return sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights))
 
 
@@ -103,12 +127,13 @@ def _loss(moved: Batch, frozen: Batch, recipe: Recipe) -> float:
     for sequence, still in zip(moved, frozen, strict=True):
         gone = rejected(still, recipe)
         total, count = 0.0, 0
-        for token, fixed, out in zip(sequence, still, gone, strict=True):
+        for t, token in enumerate(sequence):
             if not token.trained:
                 continue
             count += 1
-            if not out:
-                total += _token_loss(token, fixed, recipe) - recipe.entropy_coef * token.entropy
+            if not gone[t]:
+                total += _token_loss(token, still, t, recipe) - recipe.entropy_coef * token.entropy
+                total += _penalty(token, recipe)
         totals.append(total)
         counts.append(count)
     if recipe.reduction == "token":
@@ -119,32 +144,97 @@ def _loss(moved: Batch, frozen: Batch, recipe: Recipe) -> float:
     return sum(totals) / recipe.constant_tokens / nonempty
 
 
-def _token_loss(token: Token, fixed: Token, recipe: Recipe) -> float:
+def _token_loss(token: Token, still: Sequence[Token], t: int, recipe: Recipe) -> float:
+    """One token's loss as a function of its own current logprob; `still` is its sequence, unmoved."""
+    fixed = still[t]
+    advantage = fixed.advantage
+    if recipe.kl == "k1":
+        advantage -= recipe.kl_coef * (fixed.current - fixed.reference)
+    weight = _applied_weight(still, t, recipe)
     if recipe.loss == "cross_entropy":
         return -token.current
-    if recipe.loss == "reinforce":
-        return -min(math.exp(fixed.current - fixed.behavior), recipe.cap) * token.advantage * token.current
+    if recipe.loss in ("reinforce", "cispo", "topr"):
+        return -weight * advantage * token.current
+    if recipe.loss == "dppo":
+        moved = math.exp(fixed.current) - math.exp(fixed.behavior)
+        stops = moved > recipe.tv_limit if advantage > 0 else -moved > recipe.tv_limit
+        return 0.0 if stops and advantage != 0 else -weight * advantage * token.current
     if recipe.loss == "ppo_clip":
-        return -_surrogate(math.exp(token.current - token.behavior), token.advantage, recipe)
-    anchor = token.proximal if recipe.proximal == "recomputed" else fixed.current
-    weight = min(math.exp(anchor - token.behavior), recipe.cap)
-    return -weight * _surrogate(math.exp(token.current - anchor), token.advantage, recipe)
+        return -_surrogate(_ratio(token, still, t, recipe), advantage, recipe)
+    return -weight * _surrogate(_ratio(token, still, t, recipe), advantage, recipe)
+
+
+def _penalty(token: Token, recipe: Recipe) -> float:
+    gap = token.current - token.reference
+    if recipe.kl == "k2":
+        return recipe.kl_coef * gap * gap / 2
+    if recipe.kl == "k3":
+        return recipe.kl_coef * (math.exp(-gap) - 1 + gap)
+    return 0.0
+
+
+def _ratio(token: Token, still: Sequence[Token], t: int, recipe: Recipe) -> float:
+    """The ratio that is clipped: a product over the token's part of the sequence, to the power 1 / n."""
+    part = _part(still, t, recipe.ratio)
+    product = 1.0
+    for index in part:
+        product *= math.exp(still[index].current - _anchor(still[index], recipe))
+    return product ** (1 / len(part)) * math.exp(token.current - still[t].current)
+
+
+def _part(sequence: Sequence[Token], t: int, ratio: str) -> list[int]:
+    if ratio == "token":
+        return [t]
+    if ratio == "sequence":
+        return [index for index, token in enumerate(sequence) if token.trained]
+    first = last = t
+    while first > 0 and sequence[first - 1].trained:
+        first -= 1
+    while last + 1 < len(sequence) and sequence[last + 1].trained:
+        last += 1
+    return list(range(first, last + 1))
 
 
 def _surrogate(ratio: float, advantage: float, recipe: Recipe) -> float:
     clipped = min(max(ratio, 1 - recipe.clip_low), 1 + recipe.clip_high)
-    return min(ratio * advantage, clipped * advantage)
+    value = min(ratio * advantage, clipped * advantage)
+    return max(value, recipe.dual_clip * advantage) if advantage < 0 else value
+
+
+def _anchor(token: Token, recipe: Recipe) -> float:
+    """The logprob that the ratio compares with."""
+    if recipe.loss != "decoupled_ppo":
+        return token.behavior
+    if recipe.proximal == "recomputed":
+        return token.proximal
+    if recipe.proximal == "interpolated" and token.staleness >= 1:
+        share = 1 / token.staleness
+        return share * token.behavior + (1 - share) * token.current
+    return token.current
 
 
 def _weight(token: Token, recipe: Recipe) -> float:
     if recipe.loss == "cross_entropy":
         return 1.0
-    recomputed = recipe.loss == "decoupled_ppo" and recipe.proximal == "recomputed"
-    return math.exp((token.proximal if recomputed else token.current) - token.behavior)
+    newer = _anchor(token, recipe) if recipe.loss == "decoupled_ppo" else token.current
+    return math.exp(newer - token.behavior)
 
 
-def _applied_weight(token: Token, recipe: Recipe) -> float:
-    return _weight(token, recipe) if recipe.loss == "ppo_clip" else min(_weight(token, recipe), recipe.cap)
+def _applied_weight(sequence: Sequence[Token], t: int, recipe: Recipe) -> float:
+    token = sequence[t]
+    weight = _weight(token, recipe)
+    product = math.prod(_weight(other, recipe) for other in sequence if other.trained)
+    if recipe.loss == "ppo_clip":
+        return _ratio(token, sequence, t, recipe)
+    if recipe.loss == "cispo":
+        return min(max(weight, 1 - recipe.clip_low), 1 + recipe.clip_high)
+    if recipe.loss == "topr":
+        return 1.0 if token.advantage >= 0 else min(product, 1.0)
+    if recipe.loss in ("dppo", "cross_entropy"):
+        return min(weight, recipe.cap)
+    if recipe.correction == "none":
+        return 1.0
+    return min(product if recipe.correction.startswith("sequence") else weight, recipe.cap)
 
 
 @dataclass(frozen=True)
@@ -158,6 +248,8 @@ class Packed:
     behavior_logprobs: np.ndarray
     proximal_logprobs: np.ndarray
     segment_ids: np.ndarray
+    staleness: np.ndarray
+    reference_logprobs: np.ndarray
     place: list[list[tuple[int, int]]]
 
 
@@ -169,7 +261,9 @@ def pack(batch: Batch, layout: Sequence[Sequence[int]], length: int, poison: flo
         return np.full(shape, poison, dtype=np.float32)
 
     logprobs, entropy, advantages, behavior, proximal = blank(), blank(), blank(), blank(), blank()
+    reference = blank()
     mask, segments = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=np.int32)
+    staleness = np.full(shape, -99, dtype=np.int32)
     place: list[list[tuple[int, int]]] = [[] for _ in batch]
     for b, row in enumerate(layout):
         column = 0
@@ -181,16 +275,18 @@ def pack(batch: Batch, layout: Sequence[Sequence[int]], length: int, poison: flo
                     logprobs[b, column], entropy[b, column] = token.current, token.entropy
                     advantages[b, column] = token.advantage
                     behavior[b, column], proximal[b, column] = token.behavior, token.proximal
+                    staleness[b, column], reference[b, column] = token.staleness, token.reference
                 place[s].append((b, column))
                 column += 1
-    return Packed(logprobs, entropy, mask, advantages, behavior, proximal, segments, place)
+    arrays = (logprobs, entropy, mask, advantages, behavior, proximal, segments, staleness, reference)
+    return Packed(*arrays, place)
 
 
 def random_batch(
     seed: int, lengths: Sequence[int], spread: float = 0.5, trained: float = 0.7
 ) -> list[list[Token]]:
     """Draw a batch whose three policies differ by about `spread` nats per token."""
-    rng = np.random.default_rng(seed)
+    rng, more = np.random.default_rng(seed), np.random.default_rng(seed + 1000)
 
     def token(advantage: float) -> Token:
         current = -rng.exponential(1.5) - 0.05
@@ -202,6 +298,8 @@ def random_batch(
             advantage=advantage,
             entropy=float(np.float32(rng.uniform(0.1, 2.0))),
             trained=bool(rng.random() < trained),
+            staleness=int(more.integers(0, 5)),
+            reference=float(np.float32(current + more.normal(0, spread))),
         )
 
     return [[token(float(np.float32(rng.normal()))) for _ in range(length)] for length in lengths]
@@ -220,6 +318,47 @@ def advantages(rewards: Sequence[float | None], kind: str, ddof: int = 1, eps: f
         0.0 if silent or reward is None or not math.isfinite(reward) else compute[kind](reward)
         for reward in rewards
     ]
+
+
+def batch_advantages(
+    groups: Sequence[Sequence[float | None]], kind: str, ddof: int = 1, eps: float = 1e-6
+) -> list[list[float]]:
+    """Advantages of every group of a batch, in units of their spread over all its scored members."""
+
+    def scored(reward: float | None) -> bool:
+        return reward is not None and math.isfinite(reward)
+
+    plain = [
+        [reward if scored(reward) else 0.0 for reward in rewards]
+        if kind == "none"
+        else advantages(rewards, kind, ddof, eps)
+        for rewards in groups
+    ]
+    values = [
+        value
+        for members, rewards in zip(plain, groups, strict=True)
+        for value, reward in zip(members, rewards, strict=True)
+        if scored(reward)
+    ]
+    if not values or max(values) == min(values):
+        return [[0.0] * len(members) for members in plain]
+    mean, spread = sum(values) / len(values), _deviation(values, ddof) + eps
+    return [
+        [
+            (value - mean) / spread if scored(reward) else 0.0
+            for value, reward in zip(members, rewards, strict=True)
+        ]
+        for members, rewards in zip(plain, groups, strict=True)
+    ]
+
+
+def overlong(length: int, longest: int, cache: int) -> float:
+    """DAPO's soft punishment of a long answer, case by case as printed."""
+    if length <= longest - cache:
+        return 0.0
+    if length <= longest:
+        return ((longest - cache) - length) / cache
+    return -1.0
 
 
 def _deviation(values: Sequence[float], ddof: int) -> float:

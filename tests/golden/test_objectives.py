@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 
 from forebay.objectives import (
     Diagnostics,
@@ -23,24 +24,34 @@ from forebay.objectives import (
 )
 from forebay.objectives.build import build_objective
 from forebay.objectives.corrections import truncated_weight
+from forebay.objectives.kl import ReferencePenalty
 from forebay.objectives.reductions import sum_over_sequences, sum_over_tokens
 from forebay.objectives.surrogate import PolicyTokens
 from tests.golden import oracle
 
 CASES = json.loads((Path(__file__).parent / "expected.json").read_text())
 NAN = math.nan
+LOSSES = ["decoupled_ppo", "ppo_clip", "cispo", "dppo", "topr", "reinforce"]
 OPEN = {"tis_cap": None, "geometric_low": None, "geometric_high": None}
 
 
+def differentiated(settings: ObjectiveSettings, reference: ReferencePenalty | None) -> Callable[..., Any]:
+    return jax.value_and_grad(build_objective(settings, reference), has_aux=True)
+
+
 @functools.cache
-def compiled(settings: ObjectiveSettings) -> Callable[..., Any]:
-    return jax.jit(jax.value_and_grad(build_objective(settings), has_aux=True))
+def compiled(settings: ObjectiveSettings, reference: ReferencePenalty | None) -> Callable[..., Any]:
+    return jax.jit(differentiated(settings, reference))
 
 
 def evaluate(
-    settings: ObjectiveSettings, packed: oracle.Packed, denominator: float | None = None
+    settings: ObjectiveSettings,
+    packed: oracle.Packed,
+    denominator: float | None = None,
+    reference: ReferencePenalty | None = None,
+    jit: bool = True,
 ) -> tuple[float, np.ndarray, LossSums]:
-    """Value, gradient by logprobs and sums, float32 under jit."""
+    """Value, gradient by logprobs and sums, float32; what is not compiled begins sooner."""
     assert packed.logprobs.dtype == np.float32
     inputs = LossInputs(
         packed.loss_mask,
@@ -48,11 +59,17 @@ def evaluate(
         packed.behavior_logprobs,
         packed.proximal_logprobs,
         packed.segment_ids,
+        packed.staleness,
+        packed.reference_logprobs,
     )
     if denominator is None:
         denominator = batch_denominator(settings, count_fresh(packed.loss_mask, packed.segment_ids))
-    (loss, sums), grad = compiled(settings)(
-        jnp.asarray(packed.logprobs), jnp.asarray(packed.entropy), inputs, jnp.float32(denominator)
+    function = compiled(settings, reference) if jit else differentiated(settings, reference)
+    (loss, sums), grad = function(
+        jnp.asarray(packed.logprobs),
+        jnp.asarray(packed.entropy),
+        LossInputs(*map(jnp.asarray, inputs)),
+        jnp.float32(denominator),
     )
     assert all(value.dtype == jnp.float32 and value.shape == () for value in sums)
     return float(loss), np.asarray(grad), jax.device_get(sums)
@@ -78,6 +95,8 @@ def one_row(
         behavior_logprobs=rows(behavior),
         proximal_logprobs=rows(proximal or [NAN] * length),
         segment_ids=np.ones((1, length), dtype=np.int32),
+        staleness=np.zeros((1, length), dtype=np.int32),
+        reference_logprobs=rows([NAN] * length),
         place=[],
     )
 
@@ -86,8 +105,12 @@ def settings_of(recipe: oracle.Recipe) -> ObjectiveSettings:
     return ObjectiveSettings(
         loss=recipe.loss,
         proximal=recipe.proximal if recipe.loss == "decoupled_ppo" else "current",
+        ratio=recipe.ratio,
         clip_low=recipe.clip_low,
         clip_high=recipe.clip_high,
+        dual_clip=None if math.isinf(recipe.dual_clip) else recipe.dual_clip,
+        tv_limit=recipe.tv_limit,
+        correction=recipe.correction,
         tis_cap=recipe.cap,
         geometric_low=recipe.geometric[0],
         geometric_high=recipe.geometric[1],
@@ -97,6 +120,10 @@ def settings_of(recipe: oracle.Recipe) -> ObjectiveSettings:
         reduction=recipe.reduction,
         constant_tokens=recipe.constant_tokens if recipe.reduction == "constant" else None,
     )
+
+
+def penalty_of(recipe: oracle.Recipe) -> ReferencePenalty | None:
+    return ReferencePenalty(recipe.kl_coef, recipe.kl) if recipe.kl_coef else None
 
 
 RECIPES = {
@@ -111,13 +138,46 @@ RECIPES = {
     "cross-entropy": oracle.Recipe(loss="cross_entropy", cap=2.0, geometric=(0.8, 1.25)),
     "cross-entropy-sequence": oracle.Recipe(loss="cross_entropy", reduction="sequence"),
 }
+UNCOMPILED = {
+    "decoupled-uncorrected": oracle.Recipe(correction="none"),
+    "decoupled-sequence-tis": oracle.Recipe(correction="sequence_tis", cap=1.3),
+    "decoupled-sequence-mis": oracle.Recipe(correction="sequence_mis", cap=1.3, reduction="sequence"),
+    "decoupled-token-mis": oracle.Recipe(correction="token_mis", cap=1.3),
+    "decoupled-interpolated": oracle.Recipe(proximal="interpolated", cap=1.2, geometric=(0.8, 1.25)),
+    "decoupled-turn": oracle.Recipe(ratio="turn", clip_low=0.05, clip_high=0.1, cap=2.0),
+    "decoupled-interpolated-sequence": oracle.Recipe(
+        proximal="interpolated", ratio="sequence", clip_low=0.01, clip_high=0.02, correction="sequence_tis"
+    ),
+    "ppo-dual": oracle.Recipe(loss="ppo_clip", dual_clip=1.2),
+    "decoupled-dual": oracle.Recipe(dual_clip=1.5, cap=2.0),
+    "gspo": oracle.Recipe(
+        loss="ppo_clip", ratio="sequence", clip_low=0.05, clip_high=0.06, reduction="sequence"
+    ),
+    "ppo-turn": oracle.Recipe(loss="ppo_clip", ratio="turn", clip_low=0.1, clip_high=0.1),
+    "cispo": oracle.Recipe(loss="cispo", clip_low=0.1, clip_high=0.2),
+    "cispo-open-below": oracle.Recipe(loss="cispo", clip_low=1.0, clip_high=0.2, geometric=(0.8, 1.25)),
+    "dppo": oracle.Recipe(loss="dppo", tv_limit=0.05, cap=1.5),
+    "topr": oracle.Recipe(loss="topr"),
+    "topr-constant": oracle.Recipe(loss="topr", reduction="constant", constant_tokens=8),
+    "reinforce-sequence": oracle.Recipe(loss="reinforce", correction="sequence_tis", cap=1.1),
+    "reinforce-none": oracle.Recipe(loss="reinforce", correction="none", icepop=(0.5, 2.0)),
+    "kl-k1": oracle.Recipe(loss="ppo_clip", kl="k1", kl_coef=0.3),
+    "kl-k2": oracle.Recipe(loss="cispo", kl="k2", kl_coef=0.3, reduction="sequence"),
+    "kl-k3": oracle.Recipe(cap=2.0, geometric=(0.8, 1.25), kl_coef=0.3),
+}
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
-def test_loss_and_gradient_match_the_oracle(recipe: oracle.Recipe) -> None:
+ALL_RECIPES = RECIPES | UNCOMPILED
+
+
+@pytest.mark.parametrize("name", ALL_RECIPES)
+def test_loss_and_gradient_match_the_oracle(name: str) -> None:
+    recipe = ALL_RECIPES[name]
     batch = oracle.random_batch(seed=11, lengths=[5, 3, 9, 1, 6])
     packed = oracle.pack(batch, layout=[[0, 1], [2, 3], [4], []], length=12)
-    loss, grad, sums = evaluate(settings_of(recipe), packed)
+    loss, grad, sums = evaluate(
+        settings_of(recipe), packed, reference=penalty_of(recipe), jit=name in RECIPES
+    )
     assert loss == pytest.approx(oracle.loss(batch, recipe), rel=2e-6)
     expected = np.zeros_like(grad)
     for slopes, places in zip(oracle.gradient(batch, recipe), packed.place, strict=True):
@@ -132,6 +192,8 @@ def test_loss_and_gradient_match_the_oracle(recipe: oracle.Recipe) -> None:
     assert figures.ess == pytest.approx(oracle.effective_sample_size(batch, recipe), rel=1e-5)
     assert figures.mask_fraction == pytest.approx(1 - packed.loss_mask.sum() / 24)
     if recipe.loss != "cross_entropy":
+        assert figures.sequence_ess == pytest.approx(oracle.sequence_effective_sample_size(batch), rel=1e-5)
+    if recipe.loss != "cross_entropy":
         for name, value in oracle.divergence(batch).items():
             assert getattr(figures, name) == pytest.approx(value, rel=1e-5, abs=1e-6), name
 
@@ -139,13 +201,23 @@ def test_loss_and_gradient_match_the_oracle(recipe: oracle.Recipe) -> None:
 def test_recipes_reject_clip_and_cap_something() -> None:
     batch = oracle.random_batch(seed=11, lengths=[5, 3, 9, 1, 6])
     packed = oracle.pack(batch, layout=[[0, 1], [2, 3], [4], []], length=12)
-    counted = {name: evaluate(settings_of(recipe), packed)[2] for name, recipe in RECIPES.items()}
+    counted = {
+        name: evaluate(settings_of(recipe), packed, reference=penalty_of(recipe), jit=name in RECIPES)[2]
+        for name, recipe in ALL_RECIPES.items()
+    }
     assert 0 < counted["decoupled-default"].rejected_tokens < packed.loss_mask.sum()
     assert counted["decoupled-default"].rejected_sequences >= 1
     assert counted["ppo-token"].clipped_tokens > 0
     assert counted["reinforce-cap"].capped_tokens > 0
     assert counted["reinforce-both"].rejected_tokens > 0
     assert counted["cross-entropy"].rejected_tokens == 0
+    for name in ("token-mis", "sequence-mis", "interpolated"):
+        assert 0 < counted[f"decoupled-{name}"].rejected_tokens < packed.loss_mask.sum(), name
+    for name in ("decoupled-sequence-tis", "cispo", "cispo-open-below", "dppo", "topr", "reinforce-sequence"):
+        assert 0 < counted[name].capped_tokens < packed.loss_mask.sum(), name
+    for name in ("decoupled-turn", "gspo", "ppo-turn", "dppo", "decoupled-interpolated-sequence"):
+        assert 0 < counted[name].clipped_tokens < packed.loss_mask.sum(), name
+    assert counted["ppo-dual"].clipped_tokens > counted["ppo-token"].clipped_tokens
 
 
 def test_c07_only_action_tokens_are_trained_and_counted() -> None:
@@ -207,6 +279,32 @@ def test_c17_sequence_mean_is_another_number() -> None:
     assert loss == pytest.approx(CASES["C17"]["expect"]["seq_mean_token_mean"])
 
 
+def test_c18_every_token_of_two_devices_weighs_the_same() -> None:
+    case = CASES["C18"]
+    batch = [
+        [oracle.Token(-value, 0.0, 0.0, 1.0) for value in losses]
+        for losses in case["input"]["per_rank_token_loss"]
+    ]
+    packed = oracle.pack(batch, [[0], [1]], length=5)
+    settings = ObjectiveSettings(loss="cross_entropy")
+    denominator = batch_denominator(settings, count_fresh(packed.loss_mask, packed.segment_ids))
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2], axis_types=(AxisType.Auto,))
+    inputs = LossInputs(packed.loss_mask, *(packed.advantages,) * 3, packed.segment_ids)
+
+    def of_shard(logprobs: jax.Array, inputs: LossInputs) -> tuple[jax.Array, jax.Array]:
+        (loss, _), grad = differentiated(settings, None)(
+            logprobs, jnp.zeros_like(logprobs), inputs, jnp.float32(denominator)
+        )
+        return jax.lax.psum(loss, "data"), grad
+
+    rows = PartitionSpec("data")
+    step = jax.shard_map(of_shard, mesh=mesh, in_specs=(rows, rows), out_specs=(PartitionSpec(), rows))
+    loss, grad = jax.jit(step)(jnp.asarray(packed.logprobs), inputs)
+    assert float(loss) == pytest.approx(case["expect"]["global_token_mean"])
+    weights = -np.asarray(grad)[packed.loss_mask]
+    np.testing.assert_allclose(weights, [case["expect"]["weight_per_token"]] * 6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("layout", [[[0, 1], [2], []], [[0], [1], [2]], [[2, 0], [], [1]]])
 def test_c19_packed_neighbors_are_separate_sequences(layout: list[list[int]]) -> None:
     case = CASES["C19"]
@@ -256,12 +354,12 @@ def test_c24_filtered_token_cannot_poison_the_loss() -> None:
     assert np.isfinite(list(sums)).all()
 
 
-@pytest.mark.parametrize("loss_name", ["decoupled_ppo", "ppo_clip", "reinforce"])
+@pytest.mark.parametrize("loss_name", LOSSES)
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_c24_log_ratio_of_a_thousand_stays_finite(loss_name: str, advantage: float) -> None:
     extreme = [-1.0, -1.0]
     packed = one_row(extreme, [-1001.0, -1.0], [advantage] * 2)
-    loss, grad, sums = evaluate(ObjectiveSettings(loss=loss_name, **OPEN), packed)
+    loss, grad, sums = evaluate(ObjectiveSettings(loss=loss_name, **OPEN), packed, jit=False)
     assert np.isfinite(loss)
     assert np.isfinite(grad).all()
     assert np.isfinite(list(sums)).all()
@@ -370,11 +468,11 @@ def test_c47_row_without_trained_tokens_counts_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
-@pytest.mark.parametrize("loss_name", ["decoupled_ppo", "ppo_clip", "reinforce", "cross_entropy"])
+@pytest.mark.parametrize("loss_name", [*LOSSES, "cross_entropy"])
 def test_c47_batch_without_trained_tokens_has_loss_zero(loss_name: str, reduction: str) -> None:
     packed = one_row([NAN, math.inf, -math.inf], [None] * 3, [NAN] * 3, mask=[0, 0, 0])
     settings = ObjectiveSettings(loss=loss_name, reduction=reduction, entropy_coef=0.1)
-    loss, grad, sums = evaluate(settings, packed)
+    loss, grad, sums = evaluate(settings, packed, jit=False)
     assert loss == CASES["C47"]["expect"]["all_masked_batch"]
     np.testing.assert_array_equal(grad, np.zeros((1, 3)))
     assert summarize(sums) == Diagnostics(

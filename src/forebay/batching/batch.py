@@ -18,6 +18,7 @@ from forebay.batching.packing import Bucket, Packing, plan_packing
 from forebay.batching.rows import TrainRows
 from forebay.batching.settings import BatchingSettings
 from forebay.batching.stats import BatchStats, measure
+from forebay.objectives.advantages import Outcome
 from forebay.objectives.denominators import FreshCounts
 from forebay.staleness import Fork, StalenessSettings
 from forebay.store.protocol import TakenGroup
@@ -29,8 +30,8 @@ class Advantages(Protocol):
     """What an advantage function returns for one group; `forebay.objectives.advantages` makes them."""
 
     @property
-    def advantages(self) -> npt.NDArray[np.float32]:
-        """[G] float32, one per member; 0 for a member without a score."""
+    def advantages(self) -> npt.NDArray[np.float64]:
+        """[G] one per member; 0 for a member without a score."""
         ...
 
     @property
@@ -44,7 +45,7 @@ class Advantages(Protocol):
         ...
 
 
-AdvantageFunction = Callable[[Sequence[float | None]], Advantages]
+AdvantageFunction = Callable[[Sequence[Sequence[Outcome]]], Sequence[Advantages]]
 DenominatorFunction = Callable[[FreshCounts], float]
 
 
@@ -98,6 +99,7 @@ class FlatSequences(NamedTuple):
         target_positions: [F] its place in that sequence.
         advantages: [F] float32.
         behavior_logprobs: [F] float32, nats.
+        staleness: [F] versions.
     """
 
     tokens: Sequence[npt.NDArray[np.int32]]
@@ -106,6 +108,7 @@ class FlatSequences(NamedTuple):
     target_positions: IntArray
     advantages: npt.NDArray[np.float32]
     behavior_logprobs: npt.NDArray[np.float32]
+    staleness: IntArray
 
 
 def build_batch(
@@ -116,12 +119,12 @@ def build_batch(
     staleness: StalenessSettings,
     settings: BatchingSettings,
     ladder: Sequence[Bucket],
-    advantage: AdvantageFunction,
+    advantages: Sequence[Advantages],
     denominator: DenominatorFunction,
 ) -> Batch:
     """Make the batch that one update differentiates at exactly version `now`.
 
-    Advantages are taken within each group as the store made it, whatever its task. Members that are masked
+    Members that are masked
     for any reason other than a missing score stay in their group's baseline. All sequences of a trajectory
     share its advantage. A sequence is packed up to its last fresh token, and not at all without one.
 
@@ -132,7 +135,7 @@ def build_batch(
         staleness: The staleness rule.
         settings: Batching settings.
         ladder: The only shapes that micro-batches may have.
-        advantage: From the rewards of one group to its members' advantages.
+        advantages: Of each group's members.
         denominator: From the fresh counts to what the loss is divided by.
 
     Returns:
@@ -143,10 +146,7 @@ def build_batch(
         ConfigError: A sequence is too long and `oversize` is "error".
     """
     members: list[Member] = []
-    zero_spread_groups = 0
-    for group in groups:
-        result = advantage([trajectory.reward for trajectory in group.trajectories])
-        zero_spread_groups += result.zero_spread
+    for group, result in zip(groups, advantages, strict=True):
         members += map(Member, group.trajectories, result.advantages.tolist(), result.scored.tolist())
     tokens = classify_tokens(members, now, forks, staleness, settings)
     flat = _fresh_sequences(members, tokens)
@@ -158,7 +158,7 @@ def build_batch(
         packing=packing,
         flat=flat,
         denominator=denominator,
-        stats=measure(members, tokens, sum(lengths), packing, zero_spread_groups),
+        stats=measure(members, tokens, sum(lengths), packing, sum(one.zero_spread for one in advantages)),
     )
 
 
@@ -216,6 +216,7 @@ def lay_out(packing: Packing, flat: FlatSequences) -> TrainRows:
     buffers.advantages[targets] = flat.advantages
     buffers.behavior_logprobs[targets] = flat.behavior_logprobs
     buffers.proximal_logprobs[targets] = flat.behavior_logprobs
+    buffers.staleness[targets] = flat.staleness
     return buffers
 
 
@@ -228,6 +229,7 @@ _DTYPES = TrainRows(
     behavior_logprobs=np.float32,
     proximal_logprobs=np.float32,
     temperature=np.float32,
+    staleness=np.int32,
 )
 
 
@@ -261,4 +263,5 @@ def _fresh_sequences(members: Sequence[Member], tokens: ActionTokens) -> FlatSeq
         target_positions=tokens.positions[fresh],
         advantages=np.array(advantages, np.float32)[tokens.sequences[fresh]],
         behavior_logprobs=tokens.behavior_logprobs[fresh],
+        staleness=tokens.staleness[fresh],
     )

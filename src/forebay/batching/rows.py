@@ -24,6 +24,7 @@ class TrainRows(NamedTuple):
         proximal_logprobs: [B, T] float32, nats. Logprob at the start of the update; the behavior's when
             unused.
         temperature: [B, T] float32. Temperature that the token was sampled with; 0 at padding is fine.
+        staleness: [B, T] int32. Versions between the sampling of a trained token and this update.
     """
 
     tokens: Array
@@ -34,3 +35,4 @@ class TrainRows(NamedTuple):
     behavior_logprobs: Array
     proximal_logprobs: Array
     temperature: Array
+    staleness: Array

@@ -77,6 +77,28 @@ def shuffled_batches(
             yield tuple(step)
 
 
+def check_lengths(demonstrations: Sequence[Demonstration], settings: BatchingSettings) -> None:
+    """Refuse demonstrations that are too long, if that is an error: for all of them, before training begins.
+
+    Args:
+        demonstrations: All of them.
+        settings: Batching settings; `max_length` and `oversize` matter.
+
+    Raises:
+        ConfigError: A demonstration is too long and `oversize` is "error".
+    """
+    ends = [_end(_targets(demonstration)) for demonstration in demonstrations]
+    num_too_long = sum(end > settings.max_length for end in ends)
+    if num_too_long and settings.oversize == "error":
+        raise ConfigError(
+            f"{num_too_long} of {len(ends)} demonstrations are longer than batching.max_length",
+            got=f"up to {max(ends)} tokens",
+            limit=settings.max_length,
+            remedy=f"Raise batching.max_length and generator.context to {max(ends)} or more, or set "
+            'batching.oversize to "drop" or "truncate".',
+        )
+
+
 def build_supervised_batch(
     demonstrations: Sequence[Demonstration],
     *,
@@ -97,6 +119,7 @@ def build_supervised_batch(
     Raises:
         ConfigError: A demonstration is too long and `oversize` is "error".
     """
+    check_lengths(demonstrations, settings)
     kept, too_long = _fit(demonstrations, settings)
     sizes = np.array([len(target) for _, target in kept], np.int64)
     num_targets = int(sizes.sum())
@@ -107,6 +130,7 @@ def build_supervised_batch(
         target_positions=np.concatenate([np.empty(0, np.int64), *(target for _, target in kept)]),
         advantages=np.ones(num_targets, np.float32),
         behavior_logprobs=np.zeros(num_targets, np.float32),
+        staleness=np.zeros(num_targets, np.int64),
     )
     packing = plan_packing([len(tokens) for tokens in flat.tokens], ladder)
     stats = _measure(demonstrations, flat, packing, too_long)
@@ -120,15 +144,8 @@ def _fit(
     kept, too_long = [], []
     for demonstration in demonstrations:
         targets = _targets(demonstration)
-        if (end := _end(targets)) > settings.max_length:
+        if _end(targets) > settings.max_length:
             too_long.append(demonstration.name)
-            if settings.oversize == "error":
-                raise ConfigError(
-                    f"demonstration {demonstration.name} is longer than batching.max_length",
-                    got=f"{end} tokens",
-                    limit=settings.max_length,
-                    remedy='Raise batching.max_length, or set batching.oversize to "drop" or "truncate".',
-                )
             targets = targets[targets < (settings.max_length if settings.oversize == "truncate" else 0)]
         if len(targets):
             kept.append((demonstration, targets))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import xxhash
 
@@ -10,9 +11,12 @@ from forebay.batching.batch import AdvantageFunction, Batch, DenominatorFunction
 from forebay.batching.packing import Bucket
 from forebay.batching.settings import BatchingSettings
 from forebay.errors import ConfigError
+from forebay.objectives.advantages import Outcome
 from forebay.staleness import Fork, StalenessSettings
 from forebay.store.protocol import TakenGroup
 from forebay.trajectory import PolicyVersion
+
+Part = TypeVar("Part")
 
 
 def build_updates(
@@ -28,6 +32,9 @@ def build_updates(
 ) -> tuple[Batch, ...]:
     """Make one batch per optimizer update: every minibatch, once per epoch.
 
+    Advantages are taken once, over the whole take: within each group as the store made it, whatever its task,
+    and by what the objective says about all of them together.
+
     The u-th update differentiates version now + u, and its tokens are checked against that version. Every
     update counts as a version, also one that turns out empty and changes nothing: so the numbering is known
     ahead.
@@ -39,7 +46,7 @@ def build_updates(
         staleness: The staleness rule.
         settings: Batching settings; `minibatches` and `epochs` say how many updates.
         ladder: The only shapes that micro-batches may have.
-        advantage: From the rewards of one group to its members' advantages.
+        advantage: From the outcomes of all groups to the advantages of their members.
         denominator: From the fresh counts of one update to what its loss is divided by.
 
     Returns:
@@ -49,23 +56,30 @@ def build_updates(
         StalenessError: A token claims a version that the learner has not made.
         ConfigError: Groups cannot be split evenly, or a sequence is too long and `oversize` is "error".
     """
-    parts = split_minibatches(groups, settings.minibatches)
+    advantages = advantage([outcomes_of(group) for group in groups])
+    pairs = list(zip(groups, advantages, strict=True))
+    parts = split_minibatches(pairs, settings.minibatches)
     return tuple(
         build_batch(
-            part,
+            [group for group, _ in part],
             now=PolicyVersion(now.incarnation, now.version + update),
             forks=forks,
             staleness=staleness,
             settings=settings,
             ladder=ladder,
-            advantage=advantage,
+            advantages=[members for _, members in part],
             denominator=denominator,
         )
         for update, part in enumerate(parts * settings.epochs)
     )
 
 
-def split_minibatches(groups: Sequence[TakenGroup], num_minibatches: int) -> list[tuple[TakenGroup, ...]]:
+def outcomes_of(group: TakenGroup) -> list[Outcome]:
+    """Return what a group's members came to, in their order."""
+    return [Outcome(t.reward, t.num_action_tokens) for t in group.trajectories]
+
+
+def split_minibatches(groups: Sequence[Part], num_minibatches: int) -> list[tuple[Part, ...]]:
     """Split into minibatches of whole groups, in order: the oldest are trained first.
 
     Raises:

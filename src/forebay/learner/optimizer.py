@@ -39,6 +39,11 @@ class OptimizerSettings(BaseModel):
     max_gradient_norm: float = Field(
         1.0, gt=0, description="Gradients of a larger global norm are scaled down to it; inf turns it off."
     )
+    ess_scaling: bool = Field(
+        False,
+        description="Lower each step's learning rate by the root of the effective share of its sequences"
+        " (VCPO): a step that few stale sequences carry counts for less.",
+    )
 
     @model_validator(mode="after")
     def _decay_has_an_end(self) -> Self:

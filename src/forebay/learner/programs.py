@@ -46,7 +46,17 @@ Shape = tuple[int, int]
 _WHOLE = PartitionSpec()
 _SUMS = LossSums(*[_WHOLE] * len(LossSums._fields))
 _ROWS = TrainRows(*[row_spec()] * len(TrainRows._fields))
-_ROW_TYPES = TrainRows(np.int32, np.int32, np.int32, np.bool_, *[np.float32] * 4)
+_ROW_TYPES = TrainRows(
+    tokens=np.int32,
+    segment_ids=np.int32,
+    positions=np.int32,
+    loss_mask=np.bool_,
+    advantages=np.float32,
+    behavior_logprobs=np.float32,
+    proximal_logprobs=np.float32,
+    temperature=np.float32,
+    staleness=np.int32,
+)
 
 
 class TrainPrograms:
@@ -212,7 +222,12 @@ def _jit_programs(
         return row_logprobs(params, rows, config, compute)[0]
 
     gradients = functools.partial(add_gradients, config=config, objective=objective, compute=compute)
-    update = functools.partial(apply_gradients, optimizer=optimizer, schedule=make_schedule(settings))
+    update = functools.partial(
+        apply_gradients,
+        optimizer=optimizer,
+        schedule=make_schedule(settings),
+        ess_scaling=settings.ess_scaling,
+    )
     return {
         "accumulate": jax.jit(
             jax.shard_map(

@@ -27,6 +27,7 @@ from forebay.models.settings import ComputeSettings
 from forebay.models.sharding import ROW_AXES, SHARDED
 from forebay.objectives.inputs import LossInputs, LossSums
 from forebay.objectives.surrogate import Objective
+from forebay.objectives.vcpo import ess_scale
 
 
 class TrainState(NamedTuple):
@@ -62,7 +63,7 @@ class StepStats(NamedTuple):
         sums: What the objective measured over the whole batch.
         grad_norm: Global norm of the gradient before clipping.
         update_norm: Global norm of the change of the parameters; 0 if nothing was updated.
-        learning_rate: Learning rate of this step.
+        learning_rate: Learning rate of this step; scaled by its effective sample size if that is asked for.
         finite: bool. Whether loss and gradient norm were finite. If not, the state is unchanged, bit for bit.
     """
 
@@ -95,7 +96,14 @@ def add_gradients(
         compute: Types, remat, attention and the chunk of the loss.
     """
     inputs = LossInputs(
-        rows.loss_mask, rows.advantages, rows.behavior_logprobs, rows.proximal_logprobs, rows.segment_ids
+        rows.loss_mask,
+        rows.advantages,
+        rows.behavior_logprobs,
+        rows.proximal_logprobs,
+        rows.segment_ids,
+        rows.staleness,
+        # Rows carry no reference: the policy that acted stands for it where an objective asks for none.
+        reference_logprobs=rows.behavior_logprobs,
     )
 
     def loss_of(params: Params) -> tuple[Array, LossSums]:
@@ -134,6 +142,7 @@ def apply_gradients(
     *,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
+    ess_scaling: bool = False,
 ) -> tuple[TrainState, Accumulator, StepStats]:
     """Take one optimizer step, or none at all if loss or gradient is not finite.
 
@@ -142,6 +151,7 @@ def apply_gradients(
         accumulator: Gradient and sums of the whole batch.
         optimizer: Its state counts the steps that the schedule sees.
         schedule: The optimizer's learning rate, for the report.
+        ess_scaling: Whether the learning rate is scaled by the effective sample size of the step.
 
     Returns:
         The new state, an emptied accumulator, and what the step did.
@@ -150,13 +160,19 @@ def apply_gradients(
     grad_norm = optax.tree.norm(gradients)
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums.loss)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    learning_rate = jnp.asarray(schedule(state.step), jnp.float32)
+    if ess_scaling:
+        # The learning rate is the last factor of an update: scaling one scales the other.
+        scale = ess_scale(sums)
+        learning_rate = learning_rate * scale
+        updates = jax.tree.map(lambda update: update * scale, updates)
     updated = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
     chosen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
     stats = StepStats(
         sums=sums,
         grad_norm=grad_norm,
         update_norm=jnp.where(finite, optax.tree.norm(updates), 0.0),
-        learning_rate=jnp.asarray(schedule(state.step), jnp.float32),
+        learning_rate=learning_rate,
         finite=finite,
     )
     return chosen, jax.tree.map(jnp.zeros_like, accumulator), stats

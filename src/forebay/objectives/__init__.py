@@ -10,7 +10,10 @@ To add an idea: a surrogate, a rejection or a reduction is one short file with o
 from __future__ import annotations
 
 from forebay.objectives.advantages import AdvantageEstimator as AdvantageEstimator
+from forebay.objectives.advantages import BatchAdvantages as BatchAdvantages
 from forebay.objectives.advantages import GroupAdvantages as GroupAdvantages
+from forebay.objectives.advantages import Outcome as Outcome
+from forebay.objectives.advantages import by_group as by_group
 from forebay.objectives.denominators import batch_denominator as batch_denominator
 from forebay.objectives.denominators import count_fresh as count_fresh
 from forebay.objectives.inputs import Diagnostics as Diagnostics
@@ -19,3 +22,4 @@ from forebay.objectives.inputs import LossSums as LossSums
 from forebay.objectives.inputs import summarize as summarize
 from forebay.objectives.settings import ObjectiveSettings as ObjectiveSettings
 from forebay.objectives.settings import build_advantage as build_advantage
+from forebay.objectives.settings import build_batch_advantages as build_batch_advantages

@@ -1,6 +1,6 @@
 """Group-relative advantages, on the host in float64.
 
-Each function takes the rewards of one group, chosen by group id: two groups that happen to share a prompt
+Each estimator takes the rewards of one group, chosen by group id: two groups that happen to share a prompt
 are never merged. A member whose reward is missing or not finite is left out of every statistic and is not
 trained; its siblings are unaffected.
 Legend: G members of the group.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,19 +23,34 @@ class GroupAdvantages:
     """The advantages of one group's members, in the order of their rewards.
 
     Attributes:
-        advantages: [G] float32; 0 for a member without a score.
+        advantages: [G] float64; 0 for a member without a score.
         scored: [G] bool; False where the reward is missing or not finite: mask the member's tokens.
-        zero_spread: True if there are scores and all are equal: every advantage is exactly 0.
+        zero_spread: True if there are scores and all compare equal: every advantage is exactly 0.
         reward_mean: Mean over the scored members; NaN if there is none.
     """
 
-    advantages: npt.NDArray[np.float32]
+    advantages: npt.NDArray[np.float64]
     scored: npt.NDArray[np.bool_]
     zero_spread: bool
     reward_mean: float
 
 
+class Outcome(NamedTuple):
+    """What an episode came to.
+
+    Attributes:
+        reward: Its score; None if it has none.
+        num_tokens: Tokens that the policy sampled in it.
+    """
+
+    reward: float | None
+    num_tokens: int
+
+
 AdvantageEstimator = Callable[[Rewards], GroupAdvantages]
+
+# From the outcomes of all groups of a batch to the advantages of each.
+BatchAdvantages = Callable[[Sequence[Sequence[Outcome]]], list[GroupAdvantages]]
 
 
 def group_mean(rewards: Rewards) -> GroupAdvantages:
@@ -89,13 +104,45 @@ def leave_one_out(rewards: Rewards) -> GroupAdvantages:
     return _estimate(rewards, lambda scores: scores - (scores.sum() - scores) / (scores.size - 1))
 
 
+def no_baseline(rewards: Rewards) -> GroupAdvantages:
+    """Compare a reward with nothing: `A_i = r_i`; only fit to be normalized over the batch.
+
+    Args:
+        rewards: [G] rewards of one group; None or NaN where a member has none.
+
+    Returns:
+        The rewards; a group without spread counts as any other.
+
+    References:
+        Hu et al. 2025, REINFORCE++ (the variant without a group's baseline),
+        https://arxiv.org/abs/2501.03262.
+    """
+    compared = _estimate(rewards, lambda scores: scores)
+    values = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float64)
+    return dataclasses.replace(compared, advantages=np.where(compared.scored, values, 0.0), zero_spread=False)
+
+
+def by_group(estimator: AdvantageEstimator) -> BatchAdvantages:
+    """Return the function of a whole batch that applies an estimator to the rewards of each group.
+
+    Args:
+        estimator: From one group's rewards to its members' advantages.
+
+    Example:
+        >>> estimate = by_group(group_mean)
+        >>> [group.advantages.tolist() for group in estimate([[Outcome(1.0, 5), Outcome(0.0, 7)]])]
+        [[0.5, -0.5]]
+    """
+    return lambda groups: [estimator([outcome.reward for outcome in group]) for group in groups]
+
+
 def _estimate(
     rewards: Rewards, estimator: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 ) -> GroupAdvantages:
     values = np.array([np.nan if reward is None else reward for reward in rewards], dtype=np.float64)
     scored = np.isfinite(values)
     scores = values[scored]
-    advantages = np.zeros(values.shape, dtype=np.float32)
+    advantages = np.zeros(values.shape, dtype=np.float64)
     # Testing the range, not the standard deviation: rounding of the mean leaves a residue that a tiny
     # deviation would blow up into a signal.
     spread = bool(scores.size) and float(scores.max() - scores.min()) > 0.0

@@ -7,15 +7,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from forebay.objectives.corrections import geometric_rejection, icepop
+from forebay.objectives.cispo import cispo
+from forebay.objectives.corrections import (
+    geometric_rejection,
+    icepop,
+    sequence_mis,
+    sequence_tis,
+    token_mis,
+    token_tis,
+    uncorrected,
+)
 from forebay.objectives.cross_entropy import cross_entropy
 from forebay.objectives.decoupled import decoupled_ppo
+from forebay.objectives.dppo import dppo
+from forebay.objectives.gspo import sequence_log_ratio
 from forebay.objectives.inputs import LossInputs, LossSums
+from forebay.objectives.kl import ReferencePenalty, penalized_tokens, penalty_losses
 from forebay.objectives.measures import measure
 from forebay.objectives.ppo import ppo_clip
 from forebay.objectives.reductions import sum_over_sequences, sum_over_tokens
@@ -23,21 +36,46 @@ from forebay.objectives.reinforce import reinforce
 from forebay.objectives.settings import ObjectiveSettings
 from forebay.objectives.shapes import same_shape
 from forebay.objectives.surrogate import (
+    Correction,
     Objective,
     PolicyTokens,
+    RatioLevel,
     Reduction,
     Rejection,
     Surrogate,
+    per_token,
     select_tokens,
 )
+from forebay.objectives.topr import topr
+from forebay.objectives.turn_ppo import turn_log_ratio
+
+_LEVELS: dict[str, RatioLevel] = {
+    "token": per_token,
+    "turn": turn_log_ratio,
+    "sequence": sequence_log_ratio,
+}
 
 _SURROGATES: dict[str, Callable[[ObjectiveSettings], Surrogate]] = {
-    "decoupled_ppo": lambda s: functools.partial(
-        decoupled_ppo, clip_low=s.clip_low, clip_high=s.clip_high, cap=s.tis_cap
-    ),
-    "ppo_clip": lambda s: functools.partial(ppo_clip, clip_low=s.clip_low, clip_high=s.clip_high),
-    "reinforce": lambda s: functools.partial(reinforce, cap=s.tis_cap),
+    "decoupled_ppo": lambda s: functools.partial(decoupled_ppo, **_clip(s), correction=_correction(s)),
+    "ppo_clip": lambda s: functools.partial(ppo_clip, **_clip(s)),
+    "cispo": lambda s: functools.partial(cispo, clip_low=s.clip_low, clip_high=s.clip_high),
+    "dppo": lambda s: functools.partial(dppo, tv_limit=s.tv_limit, cap=s.tis_cap),
+    "topr": lambda s: topr,
+    "reinforce": lambda s: functools.partial(reinforce, correction=_correction(s)),
     "cross_entropy": lambda s: cross_entropy,
+}
+
+_CORRECTIONS: dict[str, Callable[[float | None], Correction]] = {
+    "none": lambda cap: uncorrected,
+    "token_tis": lambda cap: functools.partial(token_tis, cap=cap),
+    "token_mis": lambda cap: functools.partial(token_tis, cap=cap),
+    "sequence_tis": lambda cap: functools.partial(sequence_tis, cap=cap),
+    "sequence_mis": lambda cap: functools.partial(sequence_tis, cap=cap),
+}
+
+_MASKED: dict[str, Callable[..., Bool[Array, "B T"]]] = {
+    "token_mis": token_mis,
+    "sequence_mis": sequence_mis,
 }
 
 _REDUCTIONS: dict[str, Reduction] = {
@@ -47,11 +85,12 @@ _REDUCTIONS: dict[str, Reduction] = {
 }
 
 
-def build_objective(settings: ObjectiveSettings) -> Objective:
+def build_objective(settings: ObjectiveSettings, reference: ReferencePenalty | None = None) -> Objective:
     """Return the pure function that the train step differentiates.
 
     Args:
         settings: Which ideas to combine, and their constants.
+        reference: Holds the policy to the reference whose logprobs are in the inputs; None leaves it free.
 
     Returns:
         `(logprobs, entropy, inputs, denominator) -> (loss, sums)`: logprobs and entropy [B, T] float32
@@ -80,11 +119,15 @@ def build_objective(settings: ObjectiveSettings) -> Objective:
         same_shape(logprobs=logprobs, entropy=entropy)
         if settings.loss == "cross_entropy":
             inputs = inputs._replace(behavior_logprobs=logprobs)
-        tokens, missing = select_tokens(logprobs, inputs, recomputed=settings.proximal == "recomputed")
+        tokens, missing = select_tokens(logprobs, inputs, proximal=settings.proximal)
         entropy = jnp.where(tokens.mask, entropy, 0.0)
+        if reference is not None:
+            tokens = penalized_tokens(reference, tokens, inputs)
         terms = surrogate(tokens)
         kept = _keep(tokens, rejections)
         losses = terms.loss if settings.entropy_coef == 0 else terms.loss - settings.entropy_coef * entropy
+        if reference is not None:
+            losses = losses + penalty_losses(reference, tokens, inputs)
         loss = reduction(losses, kept, tokens) / jnp.maximum(denominator, 1.0)
         sums = measure(loss, tokens, terms, kept, missing, entropy)
         return loss, jax.lax.stop_gradient(sums)
@@ -92,16 +135,31 @@ def build_objective(settings: ObjectiveSettings) -> Objective:
     return objective
 
 
+def _clip(settings: ObjectiveSettings) -> dict[str, Any]:
+    return {
+        "clip_low": settings.clip_low,
+        "clip_high": settings.clip_high,
+        "dual_clip": settings.dual_clip,
+        "level": _LEVELS[settings.ratio],
+    }
+
+
+def _correction(settings: ObjectiveSettings) -> Correction:
+    return _CORRECTIONS[settings.correction](settings.tis_cap)
+
+
 def _rejections(settings: ObjectiveSettings) -> tuple[Rejection, ...]:
+    masked = _MASKED.get(settings.correction)
     bounds = (
         (geometric_rejection, settings.geometric_low, settings.geometric_high),
         (icepop, settings.icepop_low, settings.icepop_high),
     )
-    return tuple(
+    bounded = tuple(
         functools.partial(rejection, low=low, high=high)
         for rejection, low, high in bounds
         if not (low is None and high is None)
     )
+    return bounded if masked is None else (functools.partial(masked, cap=settings.tis_cap), *bounded)
 
 
 def _keep(tokens: PolicyTokens, rejections: Sequence[Rejection]) -> Bool[Array, "B T"]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from forebay.objectives.corrections import truncated_weight
 from forebay.objectives.ppo import clipped_surrogate
 from forebay.objectives.ratios import log_ratio
-from forebay.objectives.surrogate import PolicyTokens, SurrogateTerms
+from forebay.objectives.surrogate import Correction, PolicyTokens, RatioLevel, SurrogateTerms, per_token
 
 
 def decoupled_ppo(
-    tokens: PolicyTokens, *, clip_low: float, clip_high: float, cap: float | None
+    tokens: PolicyTokens,
+    *,
+    clip_low: float,
+    clip_high: float,
+    correction: Correction,
+    dual_clip: float | None = None,
+    level: RatioLevel = per_token,
 ) -> SurrogateTerms:
     """Weigh PPO's clipped surrogate by how much likelier the proximal policy was to sample the token.
 
@@ -23,7 +28,9 @@ def decoupled_ppo(
         tokens: The batch's tokens.
         clip_low: Lower clip width of r.
         clip_high: Upper clip width of r.
-        cap: Upper bound of w; None for none.
+        correction: Returns w, capped, of each token or of its sequence.
+        dual_clip: Bound of r where the advantage is negative; None for none.
+        level: What shares r: each token, turn or sequence.
 
     Returns:
         The terms.
@@ -33,7 +40,9 @@ def decoupled_ppo(
         https://arxiv.org/abs/2110.00641; Fu et al. 2025, AReaL, equation 5,
         https://arxiv.org/abs/2505.24298.
     """
-    ratio = jnp.exp(log_ratio(tokens.logprobs, tokens.proximal_logprobs))
-    weight, capped = truncated_weight(log_ratio(tokens.proximal_logprobs, tokens.behavior_logprobs), cap)
-    loss, clipped = clipped_surrogate(ratio, tokens.advantages, clip_low=clip_low, clip_high=clip_high)
+    ratio = jnp.exp(level(log_ratio(tokens.logprobs, tokens.proximal_logprobs), tokens))
+    weight, capped = correction(tokens)
+    loss, clipped = clipped_surrogate(
+        ratio, tokens.advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+    )
     return SurrogateTerms(loss=weight * loss, ratio=ratio, weight=weight, clipped=clipped, capped=capped)

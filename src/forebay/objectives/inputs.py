@@ -33,6 +33,13 @@ class LossInputs(NamedTuple):
         proximal_logprobs: [B, T] float32, nats. Logprob at the start of the update. Ignored unless the
             objective's `proximal` setting is "recomputed".
         segment_ids: [B, T] int32. 0 at padding; the sequences packed in a row are numbered 1..n.
+        staleness: [B, T] int32. Versions between the sampling of the token and this update. Ignored unless
+            the objective's `proximal` setting is "interpolated".
+        reference_logprobs: [B, T] float32, nats. Logprob under a reference policy. Ignored unless the
+            objective was built with a penalty against one.
+
+    The last two may be None where nothing asks for them. The train step always passes arrays, so that what
+    it is called with never changes and the first use of one compiles nothing.
     """
 
     loss_mask: Array
@@ -40,6 +47,8 @@ class LossInputs(NamedTuple):
     behavior_logprobs: Array
     proximal_logprobs: Array
     segment_ids: Array
+    staleness: Array | None = None
+    reference_logprobs: Array | None = None
 
 
 class LossSums(NamedTuple):
@@ -55,8 +64,9 @@ class LossSums(NamedTuple):
         rejected_tokens: Fresh tokens that a rejection removed from the loss.
         rejected_sequences: Sequences that lost every fresh token to a rejection.
         clipped_tokens: Tokens whose clipped surrogate was the active one: no policy gradient.
-        capped_tokens: Tokens whose importance weight was cut down to the cap.
+        capped_tokens: Tokens whose importance weight was cut to its bound.
         clamped_tokens: Tokens with a log-ratio outside the numeric clamp.
+        clamped_sequences: Sequences with a product of ratios outside the numeric clamp.
         missing_tokens: Fresh tokens whose behavior logprob was not finite.
         ratio_sum: Sum of the ratio that carries the gradient.
         weight_sum: Sum of the importance weights applied; 0 for a rejected token.
@@ -66,6 +76,8 @@ class LossSums(NamedTuple):
         entropy_sum: Sum of the policy's entropy, nats.
         log_product_sum: Sum over sequences of the log of the product of off-policy ratios, nats.
         log_geometric_sum: Sum over sequences of the log of the geometric mean of the same, nats.
+        sequence_weight_sum: Sum over sequences of the product of off-policy ratios, clamped.
+        sequence_weight_sq_sum: Sum of their squares.
     """
 
     loss: Array
@@ -77,6 +89,7 @@ class LossSums(NamedTuple):
     clipped_tokens: Array
     capped_tokens: Array
     clamped_tokens: Array
+    clamped_sequences: Array
     missing_tokens: Array
     ratio_sum: Array
     weight_sum: Array
@@ -86,6 +99,8 @@ class LossSums(NamedTuple):
     entropy_sum: Array
     log_product_sum: Array
     log_geometric_sum: Array
+    sequence_weight_sum: Array
+    sequence_weight_sq_sum: Array
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,12 +112,14 @@ class Diagnostics:
         fresh_tokens: Tokens trained, rejected ones included.
         sequences: Sequences with at least one fresh token.
         ess: Effective sample size of the applied weights per fresh token, (sum w)^2 / (n sum w^2).
+        sequence_ess: The same of whole sequences, w the product of their off-policy ratios, applied or not.
         clip_fraction: Share of fresh tokens without policy gradient because of the clip.
         cap_fraction: Share of fresh tokens with a capped importance weight.
         rejected_fraction: Share of fresh tokens removed by rejection.
         rejected_sequence_fraction: Share of sequences removed by rejection.
         mask_fraction: Share of the tokens that are not padding but are not trained either.
         clamped_tokens: Tokens with a log-ratio outside the numeric clamp.
+        clamped_sequences: Sequences with a product of ratios outside the numeric clamp.
         missing_tokens: Fresh tokens without a finite behavior logprob.
         ratio_mean: Mean ratio that carries the gradient.
         weight_mean: Mean applied importance weight.
@@ -118,12 +135,14 @@ class Diagnostics:
     fresh_tokens: int
     sequences: int
     ess: float
+    sequence_ess: float
     clip_fraction: float
     cap_fraction: float
     rejected_fraction: float
     rejected_sequence_fraction: float
     mask_fraction: float
     clamped_tokens: int
+    clamped_sequences: int
     missing_tokens: int
     ratio_mean: float
     weight_mean: float
@@ -153,12 +172,14 @@ def summarize(sums: LossSums) -> Diagnostics:
         fresh_tokens=round(s.tokens),
         sequences=round(s.sequences),
         ess=_share(s.weight_sum**2, s.tokens * s.weight_sq_sum),
+        sequence_ess=_share(s.sequence_weight_sum**2, s.sequences * s.sequence_weight_sq_sum),
         clip_fraction=_share(s.clipped_tokens, s.tokens),
         cap_fraction=_share(s.capped_tokens, s.tokens),
         rejected_fraction=_share(s.rejected_tokens, s.tokens),
         rejected_sequence_fraction=_share(s.rejected_sequences, s.sequences),
         mask_fraction=_share(s.real_tokens - s.tokens, s.real_tokens),
         clamped_tokens=round(s.clamped_tokens),
+        clamped_sequences=round(s.clamped_sequences),
         missing_tokens=round(s.missing_tokens),
         ratio_mean=_share(s.ratio_sum, s.tokens),
         weight_mean=_share(s.weight_sum, s.tokens),

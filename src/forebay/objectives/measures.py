@@ -6,7 +6,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from forebay.objectives.inputs import LossSums
-from forebay.objectives.ratios import geometric_log_ratio, is_clamped, log_ratio, segment_sums
+from forebay.objectives.ratios import (
+    LOG_RATIO_LIMIT_NATS,
+    geometric_log_ratio,
+    is_clamped,
+    log_ratio,
+    segment_sums,
+    sequence_log_product,
+)
 from forebay.objectives.surrogate import PolicyTokens, SurrogateTerms
 
 
@@ -35,6 +42,8 @@ def measure(
     off_policy = log_ratio(tokens.logprobs, tokens.behavior_logprobs)
     weight = jnp.where(kept, terms.weight, 0.0)
     fresh_counts = segment_sums(jnp.ones_like(off_policy), mask, tokens.segment_ids)
+    product = jnp.exp(sequence_log_product(off_policy, mask, tokens.segment_ids))
+    sequence_weight = jnp.where(fresh_counts > 0, product, 0.0)
     kept_counts = segment_sums(jnp.ones_like(off_policy), kept, tokens.segment_ids)
     return LossSums(
         loss=loss,
@@ -46,6 +55,7 @@ def measure(
         clipped_tokens=_count(kept & terms.clipped),
         capped_tokens=_count(kept & terms.capped),
         clamped_tokens=_count(mask & _any_clamped(tokens)),
+        clamped_sequences=_count(_any_product_clamped(tokens)),
         missing_tokens=_count(missing),
         ratio_sum=_total(terms.ratio, mask),
         weight_sum=jnp.sum(weight),
@@ -55,6 +65,8 @@ def measure(
         entropy_sum=_total(entropy, mask),
         log_product_sum=_total(off_policy, mask),
         log_geometric_sum=jnp.sum(geometric_log_ratio(off_policy, mask, tokens.segment_ids)),
+        sequence_weight_sum=jnp.sum(sequence_weight),
+        sequence_weight_sq_sum=jnp.sum(sequence_weight**2),
     )
 
 
@@ -64,6 +76,14 @@ def _any_clamped(tokens: PolicyTokens) -> Bool[Array, "B T"]:
         | is_clamped(tokens.proximal_logprobs, tokens.behavior_logprobs)
         | is_clamped(tokens.logprobs, tokens.proximal_logprobs)
     )
+
+
+def _any_product_clamped(tokens: PolicyTokens) -> Bool[Array, "B S"]:
+    products = [
+        segment_sums(log_ratio(policy, tokens.behavior_logprobs), tokens.mask, tokens.segment_ids)
+        for policy in (tokens.logprobs, tokens.proximal_logprobs)
+    ]
+    return (jnp.abs(products[0]) > LOG_RATIO_LIMIT_NATS) | (jnp.abs(products[1]) > LOG_RATIO_LIMIT_NATS)
 
 
 def _count(where: Bool[Array, "B N"]) -> Float[Array, ""]:

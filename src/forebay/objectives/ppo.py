@@ -8,36 +8,58 @@ from jaxtyping import Array, Bool, Float
 
 from forebay.objectives.ratios import log_ratio
 from forebay.objectives.shapes import same_shape
-from forebay.objectives.surrogate import PolicyTokens, SurrogateTerms
+from forebay.objectives.surrogate import PolicyTokens, RatioLevel, SurrogateTerms, per_token
 
 
 def clipped_surrogate(
-    ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], *, clip_low: float, clip_high: float
+    ratio: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """Return `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)` and where the clip is the smaller one.
+
+    With `dual_clip` c, it is `-max(min(...), c A)` where A < 0: a bad token that became much likelier
+    meanwhile costs no more than c.
 
     Args:
         ratio: [B, T] float32, the ratio that carries the gradient.
         advantages: [B, T] float32.
         clip_low: How far below 1 a ratio may fall before lowering it further is not rewarded.
         clip_high: How far above 1 a ratio may rise before raising it further is not rewarded.
+        dual_clip: How high a ratio counts where the advantage is negative, above 1; None for no bound.
 
     Returns:
-        [B, T] float32 losses, and [B, T] bool, True where no gradient flows because of the clip.
+        [B, T] float32 losses, and [B, T] bool, True where no gradient flows because of a clip.
 
     References:
         Schulman et al. 2017, Proximal Policy Optimization Algorithms, equation 7,
         https://arxiv.org/abs/1707.06347; Yu et al. 2025, DAPO, equation 10 (two bounds),
-        https://arxiv.org/abs/2503.14476.
+        https://arxiv.org/abs/2503.14476; Ye et al. 2020, Mastering Complex Control in MOBA Games with Deep
+        Reinforcement Learning (dual clip, c = 3), https://arxiv.org/abs/1912.09729.
     """
     same_shape(ratio=ratio, advantages=advantages)
     low, high = 1.0 - clip_low, 1.0 + clip_high
-    clipped = ((advantages > 0) & (ratio > high)) | ((advantages < 0) & (ratio < low))
-    bounded = jax.lax.stop_gradient(jnp.clip(ratio, low, high))
-    return -jnp.where(clipped, bounded, ratio) * advantages, clipped
+    worse = advantages < 0
+    clipped = ((advantages > 0) & (ratio > high)) | (worse & (ratio < low))
+    bounded = jnp.clip(ratio, low, high)
+    if dual_clip is not None:
+        too_likely = worse & (ratio > dual_clip)
+        clipped |= too_likely
+        bounded = jnp.where(too_likely, dual_clip, bounded)
+    return -jnp.where(clipped, jax.lax.stop_gradient(bounded), ratio) * advantages, clipped
 
 
-def ppo_clip(tokens: PolicyTokens, *, clip_low: float, clip_high: float) -> SurrogateTerms:
+def ppo_clip(
+    tokens: PolicyTokens,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+    level: RatioLevel = per_token,
+) -> SurrogateTerms:
     """Clip the ratio to the behavior policy: `r = exp(current - behavior)`.
 
     Staleness moves r away from 1 before training starts, so stale tokens are clipped more.
@@ -46,6 +68,8 @@ def ppo_clip(tokens: PolicyTokens, *, clip_low: float, clip_high: float) -> Surr
         tokens: The batch's tokens.
         clip_low: Lower clip width.
         clip_high: Upper clip width.
+        dual_clip: Bound of the ratio where the advantage is negative; None for none.
+        level: What shares a ratio: each token (PPO), turn (Turn-PPO) or sequence (GSPO).
 
     Returns:
         The terms; the weight is the ratio itself.
@@ -54,8 +78,10 @@ def ppo_clip(tokens: PolicyTokens, *, clip_low: float, clip_high: float) -> Surr
         Schulman et al. 2017, Proximal Policy Optimization Algorithms, equation 7,
         https://arxiv.org/abs/1707.06347.
     """
-    ratio = jnp.exp(log_ratio(tokens.logprobs, tokens.behavior_logprobs))
-    loss, clipped = clipped_surrogate(ratio, tokens.advantages, clip_low=clip_low, clip_high=clip_high)
+    ratio = jnp.exp(level(log_ratio(tokens.logprobs, tokens.behavior_logprobs), tokens))
+    loss, clipped = clipped_surrogate(
+        ratio, tokens.advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+    )
     return SurrogateTerms(
         loss=loss,
         ratio=ratio,

@@ -96,3 +96,23 @@ def geometric_log_ratio(
     """
     num_tokens = segment_sums(jnp.ones_like(log_ratios), mask, segment_ids)
     return segment_sums(log_ratios, mask, segment_ids) / jnp.maximum(num_tokens, 1.0)
+
+
+def sequence_log_product(
+    log_ratios: Float[Array, "B T"], mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"]
+) -> Float[Array, "B S"]:
+    """Return the log of each sequence's product of ratios, clamped to +-20 nats as a token's ratio is.
+
+    The exact weight of a whole sequence, and of little use for a long one: it vanishes or explodes with
+    length.
+
+    Args:
+        log_ratios: [B, T] float32, nats.
+        mask: [B, T] bool, fresh tokens.
+        segment_ids: [B, T] int32; 0 at padding, sequences of a row numbered 1..n.
+
+    Returns:
+        [B, T + 1] float32, nats, indexed by segment id; 0 for a sequence without fresh tokens.
+    """
+    product = segment_sums(log_ratios, mask, segment_ids)
+    return jnp.clip(product, -LOG_RATIO_LIMIT_NATS, LOG_RATIO_LIMIT_NATS)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
-from forebay.objectives.corrections import truncated_weight
 from forebay.objectives.ratios import log_ratio
-from forebay.objectives.surrogate import PolicyTokens, SurrogateTerms
+from forebay.objectives.surrogate import Correction, PolicyTokens, SurrogateTerms
 
 
-def reinforce(tokens: PolicyTokens, *, cap: float | None) -> SurrogateTerms:
+def reinforce(tokens: PolicyTokens, *, correction: Correction) -> SurrogateTerms:
     """Raise the log-likelihood of tokens by their advantage.
 
     `-min(w, cap) A log p`, `w = current / behavior`. The weight carries no gradient, so a
@@ -17,7 +17,8 @@ def reinforce(tokens: PolicyTokens, *, cap: float | None) -> SurrogateTerms:
 
     Args:
         tokens: The batch's tokens.
-        cap: Upper bound of w; None for none.
+        correction: Returns w, capped, of each token or of its sequence; the current policy stands for the
+            proximal one.
 
     Returns:
         The terms; the ratio is the weight before its cap.
@@ -27,7 +28,7 @@ def reinforce(tokens: PolicyTokens, *, cap: float | None) -> SurrogateTerms:
         Espeholt et al. 2018, IMPALA, section 4.2 (weight truncated at rho), https://arxiv.org/abs/1802.01561.
     """
     log_weights = log_ratio(tokens.logprobs, tokens.behavior_logprobs)
-    weight, capped = truncated_weight(log_weights, cap)
+    weight, capped = correction(tokens._replace(proximal_logprobs=jax.lax.stop_gradient(tokens.logprobs)))
     return SurrogateTerms(
         loss=-weight * tokens.advantages * tokens.logprobs,
         ratio=jnp.exp(log_weights),

@@ -1,14 +1,28 @@
-"""Settings of the objective, and what they exclude."""
+"""Settings of the objective, and the functions of the host that they choose."""
 
 from __future__ import annotations
 
 import functools
-from typing import Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from forebay.errors import ConfigError
-from forebay.objectives.advantages import AdvantageEstimator, group_mean, group_mean_std, leave_one_out
+from forebay.objectives.advantages import (
+    AdvantageEstimator,
+    BatchAdvantages,
+    GroupAdvantages,
+    Outcome,
+    group_mean,
+    group_mean_std,
+    leave_one_out,
+    no_baseline,
+)
+from forebay.objectives.checks import check_objective
+from forebay.objectives.dapo import overlong_penalty
+from forebay.objectives.presets import PresetName, expand
+from forebay.objectives.reinforce_plus_plus import normalize_over_batch
 
 
 class ObjectiveSettings(BaseModel):
@@ -16,21 +30,56 @@ class ObjectiveSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    loss: Literal["decoupled_ppo", "ppo_clip", "reinforce", "cross_entropy"] = Field(
+    preset: PresetName | None = Field(
+        None,
+        description="Fills in what a named objective says and this section does not; see the page on"
+        " objectives.",
+    )
+    loss: Literal["decoupled_ppo", "ppo_clip", "cispo", "dppo", "topr", "reinforce", "cross_entropy"] = Field(
         "decoupled_ppo",
         description="decoupled_ppo clips against the proximal policy and corrects staleness by a weight;"
-        " ppo_clip clips against the behavior policy; reinforce weighs log-likelihood by advantage;"
-        " cross_entropy imitates (supervised warm start).",
+        " ppo_clip clips against the behavior policy; cispo clips the weight and trains every token; dppo"
+        " stops where a probability has moved by tv_limit; topr imitates what went well and weighs what went"
+        " badly; reinforce weighs log-likelihood by advantage; cross_entropy imitates (supervised warm"
+        " start).",
     )
-    proximal: Literal["current", "recomputed"] = Field(
+    proximal: Literal["current", "recomputed", "interpolated"] = Field(
         "current",
         description="Proximal policy of decoupled_ppo: the one being trained (one update per batch, no"
-        " second forward), or logprobs recomputed at the start of the update (minibatches, epochs).",
+        " second forward), logprobs recomputed at the start of the update (minibatches, epochs), or a guess"
+        " between the behavior and the current policy by the token's staleness (A-3PO, no second forward).",
     )
-    clip_low: float = Field(0.2, gt=0, lt=1, description="The ratio is clipped below at 1 - clip_low.")
-    clip_high: float = Field(0.28, gt=0, description="The ratio is clipped above at 1 + clip_high.")
+    ratio: Literal["token", "turn", "sequence"] = Field(
+        "token",
+        description="What shares a ratio and is clipped together (ppo_clip, decoupled_ppo): each token, or by"
+        " the geometric mean a turn of an episode, or a sequence (GSPO).",
+    )
+    clip_low: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="The ratio, or cispo's weight, is clipped below at 1 - clip_low; 1: no bound.",
+    )
+    clip_high: float = Field(
+        0.28, gt=0, description="The ratio, or cispo's weight, is clipped above at 1 + clip_high."
+    )
+    dual_clip: float | None = Field(
+        None,
+        gt=1,
+        description="Bound of the ratio where the advantage is negative (dual-clip PPO: 3); unset: no bound.",
+    )
+    tv_limit: float = Field(
+        0.15, gt=0, lt=1, description="dppo: how far a token's probability may move from the behavior's."
+    )
+    correction: Literal["none", "token_tis", "token_mis", "sequence_tis", "sequence_mis"] = Field(
+        "token_tis",
+        description="Importance weight, proximal / behavior, of decoupled_ppo and reinforce: none; that of"
+        " the token or the product over its sequence; capped at tis_cap (tis) or rejected beyond it (mis).",
+    )
     tis_cap: float | None = Field(
-        2.0, ge=1, description="Cap of the token importance weight (decoupled_ppo, reinforce); inf: none."
+        2.0,
+        ge=1,
+        description="Cap of the importance weight (decoupled_ppo, reinforce, dppo); inf: none.",
     )
     geometric_low: float | None = Field(
         0.5, ge=0, lt=1, description="Reject a sequence with a lower geometric mean weight; 0: no bound."
@@ -55,43 +104,52 @@ class ObjectiveSettings(BaseModel):
     constant_tokens: int | None = Field(
         None, ge=1, description='What reduction = "constant" divides a sequence by, tokens; else unset.'
     )
-    advantage: Literal["group_mean", "group_mean_std", "leave_one_out"] = Field(
+    advantage: Literal["group_mean", "group_mean_std", "leave_one_out", "none"] = Field(
         "group_mean",
         description="What a reward is compared with: the group's mean; its mean, in units of its spread;"
-        " the mean of the other members.",
+        " the mean of the other members; nothing but the batch (needs normalize_advantages).",
+    )
+    normalize_advantages: bool = Field(
+        False,
+        description="Take advantages less their mean over the batch, in units of their spread (REINFORCE++).",
     )
     advantage_ddof: Literal[0, 1] = Field(
-        1, description="group_mean_std: 1 for the sample's standard deviation, 0 for the population's."
+        1, description="Of a spread: 1 for the sample's standard deviation, 0 for the population's."
     )
     advantage_eps: float = Field(
-        1e-6,
-        gt=0,
-        allow_inf_nan=False,
-        description="group_mean_std: added to the standard deviation, in units of reward.",
+        1e-6, gt=0, allow_inf_nan=False, description="Added to a spread, in units of reward."
+    )
+    overlong_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Sampled tokens from which an episode's reward is lowered by 1 (DAPO); unset: never.",
+    )
+    overlong_cache_tokens: int | None = Field(
+        None, ge=1, description="Width of the slope from 0 to that penalty, tokens."
+    )
+    dynamic_sampling: int = Field(
+        0,
+        ge=0,
+        description="Drop groups whose rewards are equal and take others (DAPO), for each batch at most this"
+        " many batches' worth; beyond, they are trained as they are. 0: off.",
     )
 
-    @model_validator(mode="after")
-    def _constant_belongs_to_its_reduction(self) -> Self:
-        if (self.reduction == "constant") == (self.constant_tokens is not None):
-            return self
-        needed = self.reduction == "constant"
-        remedy = "Set constant_tokens to the longest answer" if needed else "Remove constant_tokens"
-        problem = ConfigError(
-            f"constant_tokens {'is needed' if needed else 'is unused'} if reduction is {self.reduction!r}",
-            got=self.constant_tokens,
-            remedy=f"{remedy}, or choose another reduction ('token', 'sequence', 'constant').",
-        )
-        raise ValueError(str(problem))
+    @model_validator(mode="before")
+    @classmethod
+    def _preset_fills_in(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        try:
+            return expand(given)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
 
     @model_validator(mode="after")
-    def _proximal_belongs_to_decoupled(self) -> Self:
-        if self.proximal == "recomputed" and self.loss != "decoupled_ppo":
-            problem = ConfigError(
-                'proximal = "recomputed" costs a forward pass that only decoupled_ppo uses',
-                got=f"loss {self.loss}",
-                remedy='Set loss = "decoupled_ppo" or proximal = "current".',
-            )
-            raise ValueError(str(problem))
+    def _parts_fit_together(self) -> Self:
+        try:
+            check_objective(self)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         return self
 
     def check_updates_per_batch(self, num_updates: int) -> None:
@@ -108,7 +166,7 @@ class ObjectiveSettings(BaseModel):
                 'proximal = "current" makes every ratio 1, so nothing would bound later updates of a batch',
                 got=f"{num_updates} updates per batch",
                 limit="1",
-                remedy='Set objective.proximal = "recomputed", or one epoch and one minibatch per batch.',
+                remedy='Set objective.proximal = "recomputed" or "interpolated", or one update per batch.',
             )
 
 
@@ -123,4 +181,45 @@ def build_advantage(settings: ObjectiveSettings) -> AdvantageEstimator:
     """
     if settings.advantage == "group_mean_std":
         return functools.partial(group_mean_std, ddof=settings.advantage_ddof, eps=settings.advantage_eps)
-    return {"group_mean": group_mean, "leave_one_out": leave_one_out}[settings.advantage]
+    return {"group_mean": group_mean, "leave_one_out": leave_one_out, "none": no_baseline}[settings.advantage]
+
+
+def build_batch_advantages(settings: ObjectiveSettings) -> BatchAdvantages:
+    """Return the function from the outcomes of a whole batch to the advantages of its groups.
+
+    In this order: the penalty for overlong episodes, the comparison within each group, the normalization over
+    the batch.
+
+    Args:
+        settings: The objective's settings; only those of advantages and the penalty matter.
+
+    Returns:
+        A pure function of the outcomes of every group of a batch, before it is split into minibatches.
+    """
+    estimator = build_advantage(settings)
+
+    def batch_advantages(groups: Sequence[Sequence[Outcome]]) -> list[GroupAdvantages]:
+        advantages = [estimator(shaped_rewards(settings, group)) for group in groups]
+        if not settings.normalize_advantages:
+            return advantages
+        return normalize_over_batch(advantages, ddof=settings.advantage_ddof, eps=settings.advantage_eps)
+
+    return batch_advantages
+
+
+def shaped_rewards(settings: ObjectiveSettings, group: Sequence[Outcome]) -> list[float | None]:
+    """Return the rewards of one group as they are compared: less the penalty for overlong episodes.
+
+    Args:
+        settings: The objective's settings; only `overlong_*` matter.
+        group: The outcomes of its members.
+    """
+    longest, cache = settings.overlong_tokens, settings.overlong_cache_tokens
+    if longest is None or cache is None:
+        return [outcome.reward for outcome in group]
+    return [
+        None
+        if outcome.reward is None
+        else outcome.reward + overlong_penalty(outcome.num_tokens, max_tokens=longest, cache_tokens=cache)
+        for outcome in group
+    ]

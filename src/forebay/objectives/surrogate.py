@@ -6,14 +6,18 @@ Legend: B rows, T tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from forebay.errors import RecordError
+from forebay.objectives.a3po import interpolated_logprobs
 from forebay.objectives.inputs import LossInputs, LossSums
 from forebay.objectives.shapes import same_shape
+
+Proximal = Literal["current", "recomputed", "interpolated"]
 
 
 class PolicyTokens(NamedTuple):
@@ -44,7 +48,7 @@ class SurrogateTerms(NamedTuple):
         ratio: The ratio that carries the gradient.
         weight: The importance weight applied to the token.
         clipped: Where a clip took the policy gradient away.
-        capped: Where the weight was cut down to its cap.
+        capped: Where the weight was cut to its bound.
     """
 
     loss: Float[Array, "B T"]
@@ -55,6 +59,12 @@ class SurrogateTerms(NamedTuple):
 
 
 Surrogate = Callable[[PolicyTokens], SurrogateTerms]
+
+# Returns [B, T] float32 weights without gradient, and [B, T] bool where the cap applied.
+Correction = Callable[[PolicyTokens], tuple[Float[Array, "B T"], Bool[Array, "B T"]]]
+
+# (log-ratios, tokens) -> the log-ratios that are clipped: each token's, its turn's or its sequence's.
+RatioLevel = Callable[[Float[Array, "B T"], PolicyTokens], Float[Array, "B T"]]
 
 # Returns [B, T] bool, True where the token may be trained.
 Rejection = Callable[[PolicyTokens], Bool[Array, "B T"]]
@@ -69,8 +79,18 @@ Objective = Callable[
 ]
 
 
+def per_token(log_ratios: Float[Array, "B T"], tokens: PolicyTokens) -> Float[Array, "B T"]:
+    """Leave every token its own ratio: the `RatioLevel` of PPO.
+
+    Args:
+        log_ratios: [B, T] float32, nats.
+        tokens: Not looked at.
+    """
+    return log_ratios
+
+
 def select_tokens(
-    logprobs: Float[Array, "B T"], inputs: LossInputs, *, recomputed: bool
+    logprobs: Float[Array, "B T"], inputs: LossInputs, *, proximal: Proximal
 ) -> tuple[PolicyTokens, Bool[Array, "B T"]]:
     """Replace everything outside the mask by 0 before any arithmetic.
 
@@ -81,28 +101,40 @@ def select_tokens(
     Args:
         logprobs: [B, T] float32, nats; gradients flow through it.
         inputs: The batch.
-        recomputed: Whether the proximal policy is the one in `inputs`, or the current one.
+        proximal: Whether the proximal policy is the current one, the one in `inputs`, or a guess between the
+            one that acted and the current one.
 
     Returns:
         The tokens, and [B, T] bool, True at fresh tokens without a behavior logprob.
 
     Raises:
-        RecordError: If the arrays differ in shape.
+        RecordError: If the arrays differ in shape, or a guess is asked for without the tokens' staleness.
     """
-    same_shape(logprobs=logprobs, **inputs._asdict())
+    given = {name: array for name, array in inputs._asdict().items() if array is not None}
+    same_shape(logprobs=logprobs, **given)
     mask = inputs.loss_mask
     current = jnp.where(mask, logprobs, 0.0)
-    proximal = jax.lax.stop_gradient(
-        jnp.where(mask, inputs.proximal_logprobs, 0.0) if recomputed else current
-    )
     missing = mask & ~jnp.isfinite(inputs.behavior_logprobs)
-    behavior = jnp.where(mask & ~missing, inputs.behavior_logprobs, proximal)
+    recorded = jnp.where(mask & ~missing, inputs.behavior_logprobs, current)
+    anchor = jax.lax.stop_gradient(_proximal_logprobs(proximal, inputs, current, recorded))
     tokens = PolicyTokens(
         logprobs=current,
-        proximal_logprobs=proximal,
-        behavior_logprobs=jax.lax.stop_gradient(behavior),
+        proximal_logprobs=anchor,
+        behavior_logprobs=jax.lax.stop_gradient(jnp.where(missing, anchor, recorded)),
         advantages=jax.lax.stop_gradient(jnp.where(mask, inputs.advantages, 0.0)),
         mask=mask,
         segment_ids=inputs.segment_ids,
     )
     return tokens, missing
+
+
+def _proximal_logprobs(
+    proximal: Proximal, inputs: LossInputs, current: Float[Array, "B T"], behavior: Float[Array, "B T"]
+) -> Float[Array, "B T"]:
+    if proximal == "current":
+        return current
+    if proximal == "recomputed":
+        return jnp.where(inputs.loss_mask, inputs.proximal_logprobs, 0.0)
+    if inputs.staleness is None:
+        raise RecordError("staleness_missing", "an interpolated proximal policy needs each token's staleness")
+    return interpolated_logprobs(current, behavior, inputs.staleness)

@@ -118,7 +118,7 @@ def batch_of(
         staleness=StalenessSettings.model_validate({"on_stale": on_stale, "max_staleness": max_staleness}),
         settings=batching,
         ladder=build_ladder(batching),
-        advantage=group_mean,
+        advantages=[group_mean([t.reward for t in one.trajectories]) for one in groups],
         denominator=token_mean,
     )
 

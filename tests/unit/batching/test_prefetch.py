@@ -9,7 +9,7 @@ from forebay.batching.prefetch import Prefetcher
 from forebay.clock import ManualClock, SystemClock
 from forebay.errors import NoProgressError, StoreError
 
-HANG_S = 20.0
+HANG_S = 100.0
 
 
 class Source:

@@ -49,7 +49,7 @@ def test_the_first_token_is_no_target_and_the_tail_is_not_packed() -> None:
 def test_c46_too_long_demonstrations() -> None:
     long = demonstration(list(range(40)), [0] + [1] * 39, name="long")
     short = demonstration([1, 2], [0, 1])
-    with pytest.raises(ConfigError, match=r"demonstration long .*got 40 tokens, limit 32"):
+    with pytest.raises(ConfigError, match=r"1 of 2 demonstrations .*got up to 40 tokens, limit 32"):
         batch_of(short, long)
     dropped = batch_of(short, long, oversize="drop")
     assert (dropped.counts.tokens, dropped.stats.too_long, dropped.stats.discarded) == (1, ("long",), 1)

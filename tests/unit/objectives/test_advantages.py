@@ -16,7 +16,7 @@ REWARDS = st.lists(st.none() | st.floats(-1e3, 1e3) | st.just(math.nan), min_siz
 def test_every_estimator_is_finite_and_zero_where_unscored(rewards: list[float | None]) -> None:
     for estimator in (group_mean, group_mean_std, leave_one_out):
         result = estimator(rewards)
-        assert result.advantages.dtype == np.float32
+        assert result.advantages.dtype == np.float64
         assert np.isfinite(result.advantages).all()
         assert (result.advantages[~result.scored] == 0).all()
 

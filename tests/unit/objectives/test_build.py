@@ -46,6 +46,8 @@ def run(
         packed.behavior_logprobs,
         packed.proximal_logprobs,
         packed.segment_ids,
+        packed.staleness,
+        packed.reference_logprobs,
     )
     (loss, sums), grad = compiled(chosen)(
         jnp.asarray(packed.logprobs), jnp.asarray(packed.entropy), inputs, jnp.float32(denominator)

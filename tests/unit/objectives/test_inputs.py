@@ -17,6 +17,7 @@ SUMS = LossSums(
     clipped_tokens=4.0,
     capped_tokens=1.0,
     clamped_tokens=3.0,
+    clamped_sequences=2.0,
     missing_tokens=5.0,
     ratio_sum=9.6,
     weight_sum=6.0,
@@ -26,12 +27,16 @@ SUMS = LossSums(
     entropy_sum=12.0,
     log_product_sum=-8.0,
     log_geometric_sum=-4 * math.log(2),
+    sequence_weight_sum=4.0,
+    sequence_weight_sq_sum=8.0,
 )
 
 
 def test_summary_of_known_sums() -> None:
     figures = summarize(LossSums(*(np.float32(value) for value in SUMS)))
     assert figures.ess == pytest.approx(36 / (8 * 9))
+    assert figures.sequence_ess == pytest.approx(16 / (4 * 8))
+    assert figures.clamped_sequences == 2
     assert figures.clip_fraction == 0.5
     assert figures.cap_fraction == 0.125
     assert figures.rejected_fraction == 0.25

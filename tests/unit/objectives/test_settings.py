@@ -21,7 +21,7 @@ def test_defaults_are_the_stale_tolerant_ones() -> None:
         ("tis_cap", 0.5),
         ("tis_cap", math.nan),
         ("clip_low", 0.0),
-        ("clip_low", 1.0),
+        ("clip_low", 1.1),
         ("clip_high", -0.1),
         ("geometric_low", 1.0),
         ("geometric_high", 1.0),
@@ -72,3 +72,40 @@ def test_updates_per_batch_that_work(settings: ObjectiveSettings, num_updates: i
 def test_several_updates_need_a_fixed_proximal_policy() -> None:
     with pytest.raises(ConfigError, match=r"got 4 updates per batch, limit 1.*recomputed"):
         ObjectiveSettings().check_updates_per_batch(4)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"loss": "cispo", "proximal": "interpolated"}, r"only decoupled_ppo looks at .*got loss cispo"),
+        (
+            {"loss": "dppo", "correction": "sequence_tis"},
+            r"only decoupled_ppo and reinforce apply .*got loss dppo",
+        ),
+        ({"loss": "topr", "ratio": "sequence"}, r"ratio = 'sequence' belongs to the clip .*got loss topr"),
+        ({"loss": "cispo", "dual_clip": 3.0}, r"dual_clip = 3.0 belongs to the clip .*got loss cispo"),
+        (
+            {"advantage": "none"},
+            r"equal rewards would still be learned from.*Set normalize_advantages = true",
+        ),
+        (
+            {"advantage": "none", "normalize_advantages": True, "dynamic_sampling": 2},
+            r"without a baseline they teach too .*Set dynamic_sampling = 0",
+        ),
+        ({"overlong_tokens": 100}, r"overlong_cache_tokens None.*Set both, or none"),
+        (
+            {"overlong_tokens": 10, "overlong_cache_tokens": 11},
+            r"got overlong_cache_tokens 11, limit overlong_tok",
+        ),
+    ],
+)
+def test_settings_that_contradict_one_another_are_refused_in_one_line(
+    choice: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message) as caught:
+        ObjectiveSettings(**choice)
+    assert "\n" not in caught.value.errors()[0]["msg"]
+
+
+def test_an_interpolated_proximal_policy_bounds_later_updates() -> None:
+    ObjectiveSettings(proximal="interpolated").check_updates_per_batch(4)

@@ -1,0 +1,146 @@
+"""Named objectives as settings: what each paper does, as far as this package can do it.
+
+What is named here is filled in where the configuration leaves it open, so that `forebay config show` prints
+it. A setting given beside the preset wins, unless it is one of those that make the preset what it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from forebay.errors import ConfigError
+
+PresetName = Literal[
+    "grpo", "dr_grpo", "dapo", "gspo", "cispo", "areal", "dppo", "topr", "reinforce++", "rloo"
+]
+
+
+class Preset(NamedTuple):
+    """One named objective.
+
+    Attributes:
+        identity: Settings without which it would be something else.
+        defaults: Settings of the paper or its code that may be changed.
+        paper: Where it comes from.
+    """
+
+    identity: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    paper: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that the preset says, by the name of the setting."""
+        return {**self.identity, **self.defaults}
+
+
+_NO_REJECTION = {"geometric_low": 0.0, "geometric_high": math.inf}
+_PPO_BOUNDS = {"clip_low": 0.2, "clip_high": 0.2}
+_PPO = {"loss": "ppo_clip", "ratio": "token"}
+
+PRESETS: dict[str, Preset] = {
+    "grpo": Preset(
+        {**_PPO, "advantage": "group_mean_std", "reduction": "sequence"},
+        {**_PPO_BOUNDS, **_NO_REJECTION},
+        "https://arxiv.org/abs/2402.03300",
+    ),
+    "dr_grpo": Preset(
+        {**_PPO, "advantage": "group_mean", "reduction": "constant"},
+        {**_PPO_BOUNDS, **_NO_REJECTION},
+        "https://arxiv.org/abs/2503.20783",
+    ),
+    "dapo": Preset(
+        {**_PPO, "reduction": "token"},
+        {
+            "clip_low": 0.2,
+            "clip_high": 0.28,
+            "advantage": "group_mean_std",
+            "dynamic_sampling": 4,
+            **_NO_REJECTION,
+        },
+        "https://arxiv.org/abs/2503.14476",
+    ),
+    "gspo": Preset(
+        {"loss": "ppo_clip", "ratio": "sequence", "reduction": "sequence"},
+        {"clip_low": 3e-4, "clip_high": 4e-4, "advantage": "group_mean_std", **_NO_REJECTION},
+        "https://arxiv.org/abs/2507.18071",
+    ),
+    "cispo": Preset(
+        {"loss": "cispo"},
+        {
+            "clip_low": 1.0,
+            "clip_high": 4.0,
+            "advantage": "group_mean_std",
+            "reduction": "token",
+            **_NO_REJECTION,
+        },
+        "https://arxiv.org/abs/2506.13585",
+    ),
+    "areal": Preset(
+        {"loss": "decoupled_ppo", "proximal": "recomputed"},
+        {
+            **_PPO_BOUNDS,
+            "correction": "token_mis",
+            "tis_cap": 5.0,
+            "advantage": "group_mean_std",
+            "normalize_advantages": True,
+            "reduction": "token",
+            **_NO_REJECTION,
+        },
+        "https://arxiv.org/abs/2505.24298",
+    ),
+    "dppo": Preset(
+        {"loss": "dppo"},
+        {"tv_limit": 0.15, "tis_cap": 20.0, "advantage": "group_mean", "reduction": "token", **_NO_REJECTION},
+        "https://arxiv.org/abs/2602.04879",
+    ),
+    "topr": Preset(
+        {"loss": "topr"},
+        {"advantage": "group_mean", "reduction": "token", **_NO_REJECTION},
+        "https://arxiv.org/abs/2503.14286",
+    ),
+    "reinforce++": Preset(
+        {**_PPO, "normalize_advantages": True},
+        {**_PPO_BOUNDS, "advantage": "none", "reduction": "token", **_NO_REJECTION},
+        "https://arxiv.org/abs/2501.03262",
+    ),
+    "rloo": Preset(
+        {"loss": "reinforce", "advantage": "leave_one_out"},
+        {"reduction": "constant", "constant_tokens": 1, **_NO_REJECTION},
+        "https://arxiv.org/abs/2402.14740",
+    ),
+}
+
+
+def expand(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in what the preset among some settings says and they do not.
+
+    Args:
+        given: Settings of the objective, by name.
+
+    Returns:
+        The same settings and the preset's; unchanged if there is none, or none of that name.
+
+    Raises:
+        ConfigError: A setting contradicts what makes the preset what it is.
+
+    Example:
+        >>> expand({"preset": "gspo", "clip_high": 1e-3})["ratio"]
+        'sequence'
+    """
+    preset = PRESETS.get(str(given.get("preset")))
+    if preset is None:
+        return dict(given)
+    for name, value in preset.identity.items():
+        if name in given and given[name] != value:
+            raise ConfigError(
+                f'objective.preset = "{given["preset"]}" means {name} = {value!r}',
+                got=f"{name} = {given[name]!r}",
+                remedy=f"Remove objective.{name}, or write out the settings and remove objective.preset.",
+            )
+    filled = {**preset.settings, **given}
+    if filled.get("reduction") != "constant" and "constant_tokens" not in given:
+        filled.pop("constant_tokens", None)
+    return filled
