@@ -1,0 +1,264 @@
+"""Records as the scripts keep them on the server, and as Python reads them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Final, NamedTuple, get_args
+
+import msgspec
+
+from forebay.staleness import Fork, OutstandingGroup
+from forebay.store.protocol import GroupSpec, Slot, StoreStats
+from forebay.store.records import Group, GroupState, Member, MemberState, decode_spec
+from forebay.store.settings import StoreSettings
+from forebay.trajectory import PolicyVersion
+
+FORMAT_VERSION: Final = 1
+NO_VERSION: Final = -1
+# A record of more members would not fit the server's script engine, which unpacks it onto its stack.
+MAX_GROUP_SIZE: Final = 900
+_GROUP_STATES: Final = get_args(GroupState)
+_MEMBER_STATES: Final = get_args(MemberState)
+_HEAD: Final = struct.Struct(">12d")
+_MEMBER: Final = struct.Struct(">6d")
+
+
+class PackedSummary(NamedTuple):
+    """What `take` looks at, as `ledger.lua` packs it; the name is that of its field."""
+
+    serial: int
+    state: GroupState
+    start: PolicyVersion | None
+    num_bytes: int
+    dispatched_s: float
+    environment: str
+
+
+class PackedSlot(NamedTuple):
+    """A leased member, as `claim.lua` packs it."""
+
+    group_id: str
+    member: int
+    attempt: int
+    group_size: int
+    incarnation: int
+    min_incarnation: int
+    min_version: int
+    lease_expires_s: float
+    group_deadline_s: float
+
+
+_decode_slots = msgspec.msgpack.Decoder(tuple[PackedSlot, ...]).decode
+_decode_forks = msgspec.msgpack.Decoder(tuple[Fork, ...]).decode
+
+
+def unpack_version(incarnation: int, version: int) -> PolicyVersion | None:
+    """Return a version, or None where there is none."""
+    return None if incarnation == NO_VERSION else PolicyVersion(incarnation, version)
+
+
+def pack_version(version: PolicyVersion | None) -> tuple[int, int]:
+    """Return a version as the scripts take it."""
+    return (NO_VERSION, NO_VERSION) if version is None else (version.incarnation, version.version)
+
+
+def unpack_slots(packed: bytes, specs: Sequence[bytes | None], run_id: str) -> tuple[Slot, ...]:
+    """Return the slots of a claim.
+
+    Args:
+        packed: The slots, as `claim.lua` packs them.
+        specs: The specification of each group, in the order of first appearance; None if it is gone, which
+            happens only when a claim is answered again.
+        run_id: The run that dispatched them.
+    """
+    rows = _decode_slots(packed)
+    names = dict.fromkeys(row.group_id for row in rows)
+    tasks = {name: decode_spec(raw).task for name, raw in zip(names, specs, strict=True) if raw}
+    return tuple(
+        Slot(
+            group_id=row.group_id,
+            member=row.member,
+            attempt=row.attempt,
+            task=tasks[row.group_id],
+            group_size=row.group_size,
+            incarnation=row.incarnation,
+            min_version=PolicyVersion(row.min_incarnation, row.min_version),
+            lease_expires_s=row.lease_expires_s,
+            group_deadline_s=row.group_deadline_s,
+            run_id=run_id,
+        )
+        for row in rows
+        if row.group_id in tasks
+    )
+
+
+def unpack_group(group_id: str, raw: bytes) -> Group:
+    """Return a group's record."""
+    head = _HEAD.unpack_from(raw)
+    size, serial, min_size, min_incarnation, min_version = map(int, head[:5])
+    environment, at = _text(raw, _HEAD.size)
+    members = []
+    for _ in range(size):
+        state, attempt, lease_expires_s, incarnation, version, num_bytes = _MEMBER.unpack_from(raw, at)
+        trajectory_id, at = _text(raw, at + _MEMBER.size)
+        actor, at = _text(raw, at)
+        members.append(
+            Member(
+                state=_MEMBER_STATES[int(state) - 1],
+                attempt=int(attempt),
+                lease_expires_s=lease_expires_s,
+                actor=actor,
+                version=unpack_version(int(incarnation), int(version)),
+                trajectory_id=trajectory_id,
+                num_bytes=int(num_bytes),
+            )
+        )
+    deadline_s, member_bytes, max_attempts, incarnation, dispatched_s, state, deadline_wall_s = head[5:]
+    return Group(
+        group_id=group_id,
+        serial=serial,
+        environment=environment,
+        min_group_size=min_size,
+        min_version=PolicyVersion(min_incarnation, min_version),
+        deadline_s=deadline_s,
+        member_bytes=int(member_bytes),
+        max_attempts=int(max_attempts),
+        incarnation=int(incarnation),
+        dispatched_s=dispatched_s,
+        members=members,
+        state=_GROUP_STATES[int(state) - 1],
+        deadline_wall_s=None if deadline_wall_s < 0.0 else deadline_wall_s,
+    )
+
+
+def unpack_summary(raw: bytes) -> PackedSummary:
+    """Return the summary of a group."""
+    serial, state, incarnation, version, num_bytes, dispatched_s = _MEMBER.unpack_from(raw)
+    return PackedSummary(
+        serial=int(serial),
+        state=_GROUP_STATES[int(state) - 1],
+        start=unpack_version(int(incarnation), int(version)),
+        num_bytes=int(num_bytes),
+        dispatched_s=dispatched_s,
+        environment=_text(raw, _MEMBER.size)[0],
+    )
+
+
+def _text(raw: bytes, at: int) -> tuple[str, int]:
+    """Return the text that begins at a place, up to its zero byte, and where the next field begins."""
+    end = raw.index(0, at)
+    return raw[at:end].decode(), end + 1
+
+
+def unpack_summaries(
+    names: Sequence[bytes], summaries: Sequence[Sequence[bytes]]
+) -> Iterator[OutstandingGroup]:
+    """Yield the groups that are neither taken nor recorded, in order of dispatch.
+
+    Args:
+        names: Their names.
+        summaries: Their summaries, in lists that follow one another.
+    """
+    for name, raw in zip(names, chain.from_iterable(summaries), strict=True):
+        summary = unpack_summary(raw)
+        if summary.state != "taken":
+            yield OutstandingGroup(
+                group_id=name.decode(),
+                serial=summary.serial,
+                environment=summary.environment,
+                settled=summary.state != "open",
+                start=summary.start,
+                num_bytes=summary.num_bytes,
+            )
+
+
+def spec_arguments(spec: GroupSpec, encoded: bytes) -> tuple[str | int | float | bytes, ...]:
+    """Return a group to be dispatched as the scripts take it: SPEC_FIELDS of `groups.lua`."""
+    return (
+        spec.serial,
+        spec.group_id,
+        spec.task.environment,
+        spec.group_size,
+        spec.min_group_size,
+        *spec.min_version,
+        spec.deadline_s,
+        spec.member_bytes,
+        spec.max_attempts,
+        encoded,
+    )
+
+
+def pairs(flat: Sequence[bytes]) -> dict[str, bytes]:
+    """Return names and values that come in turn as a dictionary."""
+    return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def numbers(flat: Sequence[bytes]) -> dict[str, int]:
+    """Return names and whole numbers that come in turn as a dictionary."""
+    return {name: int(value) for name, value in pairs(flat).items()}
+
+
+class Totals(NamedTuple):
+    """The answer of `stats.lua`."""
+
+    meta: dict[str, bytes]
+    counters: dict[str, int]
+    environments: dict[str, int]
+    live: dict[str, int]
+    oldest: PackedSummary | None
+    first_step: int | None
+
+    def number(self, name: str) -> int:
+        """Return one of the totals."""
+        return int(self.meta[name])
+
+
+def unpack_totals(reply: Sequence[list[bytes] | bytes]) -> Totals:
+    """Return the totals of a store."""
+    meta, counters, environments, live, oldest, first_step = reply
+    counted = numbers(_list(counters))
+    if "accepted" in counted:  # one counter for what is the same
+        counted["trajectories.accepted"] = counted["accepted"]
+    return Totals(
+        meta=pairs(_list(meta)),
+        counters=counted,
+        environments=numbers(_list(environments)),
+        live=numbers(_list(live)),
+        oldest=unpack_summary(oldest) if isinstance(oldest, bytes) and oldest else None,
+        first_step=int(first_step) if isinstance(first_step, bytes) and first_step else None,
+    )
+
+
+def unpack_stats(totals: Totals, settings: StoreSettings, now_s: float) -> StoreStats:
+    """Return a snapshot of the store."""
+    number = totals.number
+    live = number("open") + number("settled") + number("taken")
+    first = totals.first_step
+    return StoreStats(
+        run_id=totals.meta["run_id"].decode(),
+        incarnation=number("incarnation"),
+        forks=_decode_forks(totals.meta["forks"]),
+        published=PolicyVersion(number("published_incarnation"), number("published_version")),
+        next_serial=number("next_serial"),
+        outstanding=live + number("unpublished_groups"),
+        open_groups=number("open"),
+        settled_groups=number("settled"),
+        leased_slots=number("leased"),
+        stored_trajectories=number("live_trajectories") + number("retained_trajectories"),
+        live_bytes=number("live_bytes"),
+        retained_bytes=number("retained_bytes"),
+        capacity_groups=settings.capacity_groups,
+        capacity_bytes=settings.capacity_bytes,
+        retained_capacity_bytes=settings.retained_capacity_bytes,
+        oldest_s=now_s - totals.oldest.dispatched_s if totals.oldest is not None else 0.0,
+        journal_steps=(first, number("recorded_step")) if first is not None else None,
+        counters=totals.counters,
+        settled_by_environment={name: count for name, count in totals.environments.items() if count},
+        live_by_environment={name: count for name, count in totals.live.items() if count},
+    )
+
+
+def _list(value: list[bytes] | bytes) -> list[bytes]:
+    return value if isinstance(value, list) else []

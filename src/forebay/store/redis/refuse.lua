@@ -1,0 +1,4 @@
+-- ARGV: now, reason
+count_reason('rejected', ARGV[2])
+flush()
+return {'ok'}

@@ -1,0 +1,2 @@
+-- ARGV: now
+return {'ok', totals()}
