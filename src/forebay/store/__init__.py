@@ -1,7 +1,7 @@
 """Where tasks and trajectories live between processes: leased, stored, consumed, never lost."""
 
 from forebay.store.accounting import count_lost
-from forebay.store.inspection import StoreView, view_store
+from forebay.store.inspection import view_store
 from forebay.store.opening import open_store
 from forebay.store.protocol import (
     Chooser,
@@ -20,6 +20,7 @@ from forebay.store.protocol import (
     TrajectorySource,
 )
 from forebay.store.settings import StoreSettings, check_capacity
+from forebay.store.view import SetAside, StoredGroup, StoredMember, StoreView
 
 __all__ = [
     "Chooser",
@@ -28,11 +29,14 @@ __all__ = [
     "JournalEntry",
     "Receipt",
     "Rewound",
+    "SetAside",
     "Slot",
     "Store",
     "StoreSettings",
     "StoreStats",
     "StoreView",
+    "StoredGroup",
+    "StoredMember",
     "TakenGroup",
     "TaskSink",
     "TaskSource",

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from forebay.errors import StoreError, WireError
+from forebay.errors import DamagedError, StoreError, WireError
 from forebay.staleness import Choice, OutstandingGroup
 from forebay.store.groups import add_group, check_spec, drop
 from forebay.store.ledger import Ledger
+from forebay.store.offer import Offer
 from forebay.store.protocol import Chooser, GroupSpec, TakenGroup
 from forebay.store.records import (
     GROUPS,
     LIVE,
     QUARANTINE,
+    QUARANTINED_FILES,
     Group,
+    decode_file,
     decode_group,
     decode_summary,
     derive,
+    encode_record,
     parse_place,
     payload_key,
 )
 from forebay.trajectory import Trajectory
 from forebay.wire import decode
 
-_MAX_QUARANTINED = 64
+MAX_QUARANTINED: Final = 64
+MAX_QUARANTINED_BYTES: Final = 256 << 20
+_MISSING: Final = "missing_file"
 
 
 class RawGroup(NamedTuple):
@@ -33,10 +39,14 @@ class RawGroup(NamedTuple):
     Args:
         spec: What was dispatched.
         frames: Member and frame of each that arrived; an empty frame is one that could not be read.
+        run_id: The run that owns the store; "" if that is not to be compared.
+        errors: Why a frame could not be read, by member.
     """
 
     spec: GroupSpec
     frames: tuple[tuple[int, bytes], ...]
+    run_id: str = ""
+    errors: tuple[tuple[int, WireError], ...] = ()
 
 
 class Look(NamedTuple):
@@ -58,19 +68,17 @@ class Look(NamedTuple):
 def look(ledger: Ledger, incarnation: int, choose: Chooser) -> Look:
     """Let the learner choose among the groups that are neither taken nor recorded, and read what it chose."""
     ledger.fence(incarnation)
-    choice = choose(available(ledger))
+    choice = choose(Offer(available(ledger)))
     groups = tuple(read_raw(ledger, group_id) for group_id in choice.take)
     return Look(choice, groups, ledger.meta.gauges.live, ledger.meta.watch)
 
 
-def available(ledger: Ledger) -> list[OutstandingGroup]:
-    """Return the groups that are neither taken nor recorded, in order of dispatch."""
-    found = []
+def available(ledger: Ledger) -> Iterator[OutstandingGroup]:
+    """Yield the groups that are neither taken nor recorded, in order of dispatch."""
     for key, raw in ledger.txn.scan(LIVE):
         summary = decode_summary(raw)
         if summary.state != "taken":
-            found.append(summary.outstanding(*parse_place(key)))
-    return found
+            yield summary.outstanding(*parse_place(key))
 
 
 def every_group(ledger: Ledger) -> list[OutstandingGroup]:
@@ -83,25 +91,27 @@ def every_group(ledger: Ledger) -> list[OutstandingGroup]:
 def read_raw(ledger: Ledger, group_id: str) -> RawGroup:
     """Read a group with its frames, whatever its state."""
     group = ledger.group(group_id)
-    frames = []
+    frames: list[tuple[int, bytes]] = []
+    errors: list[tuple[int, WireError]] = []
     for index, member in enumerate(group.members):
         if member.state == "arrived":
             try:
                 frames.append((index, ledger.read_payload(group, index)))
-            except WireError:
+            except WireError as error:
                 frames.append((index, b""))
-    return RawGroup(ledger.spec(group_id), tuple(frames))
+                errors.append((index, error))
+    return RawGroup(ledger.spec(group_id), tuple(frames), ledger.meta.run_id, tuple(errors))
 
 
 def whole_group(raw: RawGroup) -> TakenGroup:
     """Decode a group of which every member must be whole.
 
     Raises:
-        StoreError: A frame cannot be read back.
+        DamagedError: A frame cannot be read back.
     """
     group, broken = decode_group_frames(raw)
     for member, error in broken.items():
-        raise StoreError(
+        raise DamagedError(
             f"member {member} of group {raw.spec.group_id} cannot be read back: {error}"
         ) from error
     return group
@@ -110,10 +120,14 @@ def whole_group(raw: RawGroup) -> TakenGroup:
 def decode_group_frames(raw: RawGroup) -> tuple[TakenGroup, dict[int, WireError]]:
     """Decode a group's frames; return what is whole, and why each other member is not."""
     whole: list[Trajectory] = []
-    broken: dict[int, WireError] = {}
+    broken: dict[int, WireError] = dict(raw.errors)
     for member, frame in raw.frames:
+        if member in broken:
+            continue
         try:
-            trajectory = decode(frame)
+            trajectory = _decode_frame(frame)
+            if raw.run_id not in ("", trajectory.run_id):
+                raise WireError("foreign", "stored frame belongs to another run", got=trajectory.run_id)
             if (trajectory.group_id, trajectory.member) != (raw.spec.group_id, member):
                 raise WireError("misplaced", "stored frame belongs elsewhere", got=trajectory.group_id)
         except WireError as error:
@@ -123,27 +137,55 @@ def decode_group_frames(raw: RawGroup) -> tuple[TakenGroup, dict[int, WireError]
     return TakenGroup(spec=raw.spec, trajectories=tuple(whole)), broken
 
 
-def quarantine(ledger: Ledger, group_id: str, members: Sequence[int]) -> None:
-    """Set members aside whose frames cannot be read back; drop the group if too few are left."""
+def _decode_frame(frame: bytes) -> Trajectory:
+    if not frame:
+        raise WireError(_MISSING, "stored frame is missing")
+    return decode(frame)
+
+
+def quarantine(ledger: Ledger, group_id: str, reasons: Mapping[int, str]) -> None:
+    """Set members aside whose frames cannot be read back; drop the group if too few are left.
+
+    Args:
+        ledger: The records.
+        group_id: Their group; nothing happens unless it is settled.
+        reasons: Why each of them is refused, counted as `corrupt.REASON`.
+    """
     group = ledger.find(group_id)
     if group is None or group.state != "settled":
         return
-    num_aside = sum(1 for _ in ledger.txn.scan(QUARANTINE))
-    for index in members:
+    for index, reason in reasons.items():
         member = group.members[index]
         if member.state != "arrived":
             continue
-        if not member.side_file and num_aside < _MAX_QUARANTINED:
-            ledger.txn.put(payload_key(group_id, index, QUARANTINE), ledger.read_payload(group, index))
-            num_aside += 1
-        ledger.remove_payload(group, index)
+        if reason == _MISSING or not _set_aside(ledger, group, index):
+            ledger.remove_payload(group, index)
         member.state, member.version = "failed", None
         member.num_bytes, member.side_file = 0, ""
+        ledger.count_reason("corrupt", reason)
         ledger.count_reason("trajectories.rejected", "corrupt")
     if group.count("arrived") < group.min_group_size:
         drop(ledger, group, "dropped", "corrupt")
     else:
         ledger.save(group)
+
+
+def _set_aside(ledger: Ledger, group: Group, index: int) -> bool:
+    """Keep what cannot be read back, for inspection; return False if the quarantine is full."""
+    txn, member = ledger.txn, group.members[index]
+    sizes = [len(frame) for _, frame in txn.scan(QUARANTINE)]
+    sizes += [decode_file(raw)[1] for _, raw in txn.scan(QUARANTINED_FILES)]
+    if len(sizes) >= MAX_QUARANTINED or sum(sizes) + member.num_bytes > MAX_QUARANTINED_BYTES:
+        ledger.count("quarantine.full")
+        return False
+    if member.side_file:
+        key = payload_key(group.group_id, index, QUARANTINED_FILES)
+        txn.put(key, encode_record((member.side_file, member.num_bytes)))
+    else:
+        txn.put(payload_key(group.group_id, index, QUARANTINE), ledger.read_payload(group, index))
+        ledger.remove_payload(group, index)
+    ledger.count("quarantine.kept")
+    return True
 
 
 def seize(ledger: Ledger, incarnation: int, take: Sequence[str], stale: Sequence[str]) -> bool:

@@ -1,14 +1,15 @@
-"""Group commit: one thread turns the operations of many into few durable transactions.
+"""Group commit: the operations of many callers become few durable transactions.
 
 A disk takes as long to make one operation durable as to make fifty; so while one commit is under way, the
-next operations gather.
+next operations gather. There is no thread for it: a caller that finds nobody committing commits, its own
+operation and all that wait.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
 
@@ -22,18 +23,17 @@ class Operation:
     """An operation on its way through a commit; its error belongs to the caller that waits for it.
 
     Used as a context manager it catches what the operation raises, so that a neighbor in the same commit is
-    unharmed and the writer thread lives on; `Committer.submit` raises it again in the caller's thread.
+    unharmed; `Committer.submit` raises it again in the caller's thread.
 
     Args:
         call: Reads and writes a transaction.
-        grows: Whether a full store refuses it.
     """
 
-    def __init__(self, call: Callable[[Txn], Any], grows: bool) -> None:
-        self.grows = grows
+    def __init__(self, call: Callable[[Txn], Any]) -> None:
         self.value: Any = None
         self.error: BaseException | None = None
         self._call = call
+        self._commits_next = False
         self._pending = threading.Lock()
         self._pending.acquire()
 
@@ -62,36 +62,36 @@ class Operation:
 
     def refuse(self) -> None:
         """Let the caller go on with an error: nobody knows what became of the operation."""
-        self.error = StoreError("the store's writer thread failed", remedy="Open the store again.")
+        self.error = StoreError("the commit of a neighbor was interrupted", remedy="Make the call again.")
         self.finish()
 
-    def wait(self) -> Any:
-        """Block until finished; return the value or raise the error."""
+    def promote(self) -> None:
+        """Let the caller go on, to make the next commit."""
+        self._commits_next = True
+        self.finish()
+
+    def wait(self) -> bool:
+        """Block until finished, or until it is the caller's turn to commit; return whether it is that."""
         self._pending.acquire()
-        if self.error is not None:
-            raise self.error
-        return self.value
+        return self._commits_next
 
 
 class Committer:
-    """A thread that commits operations in the order of their arrival.
+    """Commits operations in the order of their arrival, as many at once as wait.
 
-    Consumes: operations. Waits for: the first one; then takes what else has arrived. Unblocked by:
-    `submit`, `stop`.
+    `submit` waits for: the commit under way, and then for the one that holds the operation. Unblocked by:
+    the callers that make them, each of which hands on to the first that waits.
 
     Args:
-        commit: Runs operations, at least one, makes them durable, and leaves an outcome in each; it
-            finishes none.
-        name: Name of the thread.
+        commit: Takes operations, until there is no more (None), runs them, makes them durable, and leaves an
+            outcome in each.
     """
 
-    def __init__(self, commit: Callable[[list[Operation]], None], name: str) -> None:
+    def __init__(self, commit: Callable[[Callable[[], Operation | None]], None]) -> None:
         self._commit = commit
-        self._queue: SimpleQueue[Operation | None] = SimpleQueue()
         self._gate = threading.Lock()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._waiting: deque[Operation] = deque()
+        self._committing = self._stopped = False
 
     def submit(self, operation: Operation) -> Any:
         """Return an operation's value once it is durable, or raise its error.
@@ -102,50 +102,74 @@ class Committer:
         with self._gate:
             if self._stopped:
                 raise StoreError("the store is closed")
-            self._queue.put(operation)
-        return operation.wait()
+            is_first = self._enter(operation)
+        self._see_through(operation, is_first)
+        if operation.error is not None:
+            raise operation.error
+        return operation.value
 
     def stop(self) -> None:
-        """Finish what was submitted, then end the thread."""
+        """Finish what was submitted; nothing more is taken."""
+        last = Operation(lambda txn: None)
         with self._gate:
-            if not self._stopped:
-                self._stopped = True
-                self._queue.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            self._serve()
-        finally:
-            # Whatever ended the thread, nobody may wait for it.
-            with self._gate:
-                self._stopped = True
-            while not self._queue.empty():
-                operation = self._queue.get_nowait()
-                if operation is not None:
-                    operation.refuse()
-
-    def _serve(self) -> None:
-        while (first := self._queue.get()) is not None:
-            batch = [first]
-            stop = False
-            while len(batch) < _MAX_OPERATIONS and not stop:
-                try:
-                    following = self._queue.get_nowait()
-                except Empty:
-                    break
-                stop = following is None
-                if following is not None:
-                    batch.append(following)
-            committed = False
-            try:
-                self._commit(batch)
-                committed = True
-            finally:
-                for operation in batch:
-                    if committed:
-                        operation.finish()
-                    else:
-                        operation.refuse()
-            if stop:
+            if self._stopped:
                 return
+            self._stopped = True
+            is_first = self._enter(last)
+        self._see_through(last, is_first)
+
+    def _enter(self, operation: Operation) -> bool:
+        """Join those that wait; return whether nobody commits."""
+        self._waiting.append(operation)
+        was_committing, self._committing = self._committing, True
+        return not was_committing
+
+    def _see_through(self, operation: Operation, commits: bool) -> None:
+        if not commits:
+            waited = False
+            try:
+                commits = operation.wait()
+                waited = True
+            finally:
+                if not waited:  # interrupted: nobody must count on this caller
+                    self._leave(operation)
+        if commits:
+            self._commit_what_waits(operation)
+
+    def _commit_what_waits(self, mine: Operation) -> None:
+        batch: list[Operation] = []
+
+        def take() -> Operation | None:
+            if len(batch) == _MAX_OPERATIONS:
+                return None
+            try:
+                batch.append(self._waiting.popleft())
+            except IndexError:
+                return None
+            return batch[-1]
+
+        committed = False
+        try:
+            self._commit(take)
+            committed = True
+        finally:
+            for operation in batch:
+                if operation is not mine:
+                    operation.finish() if committed else operation.refuse()
+            self._hand_on(mine)
+
+    def _hand_on(self, mine: Operation) -> None:
+        with self._gate:
+            if mine in self._waiting:  # its commit broke down before it was taken
+                self._waiting.remove(mine)
+            if self._waiting:
+                self._waiting[0].promote()
+            else:
+                self._committing = False
+
+    def _leave(self, operation: Operation) -> None:
+        with self._gate:
+            if operation in self._waiting and not operation._commits_next:
+                self._waiting.remove(operation)
+        if operation._commits_next:
+            self._hand_on(operation)

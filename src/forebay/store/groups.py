@@ -9,7 +9,7 @@ import msgspec
 from forebay.errors import RecordError, RefusedError, StoreError
 from forebay.store.ledger import Ledger
 from forebay.store.protocol import GroupSpec, Receipt, Slot
-from forebay.store.records import Group, Member, payload_key
+from forebay.store.records import Group, Member
 from forebay.trajectory import PolicyVersion, Trajectory, check_name
 
 
@@ -176,7 +176,7 @@ def _store(ledger: Ledger, group: Group, index: int, arrival: Arrival) -> None:
     member.trajectory_id, member.num_bytes = arrival.trajectory_id, arrival.num_bytes
     member.side_file, member.lease_expires_s = arrival.side_file, 0.0
     if not arrival.side_file:
-        ledger.txn.put(payload_key(group.group_id, index), arrival.frame)
+        ledger.put_payload(group, index, arrival.frame)
     ledger.count("accepted")
     ledger.count("trajectories.accepted")
     ledger.count("timeouts", int(arrival.timed_out))

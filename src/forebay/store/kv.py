@@ -8,7 +8,7 @@ dispatch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -19,10 +19,16 @@ class Txn(Protocol):
     Example:
         >>> from forebay.store.memory import MemoryEngine
         >>> engine = MemoryEngine()
-        >>> engine.write(lambda txn: txn.put(b"a/1", b"one"), grows=True)
+        >>> engine.write(lambda txn: txn.put(b"a/1", b"one"))
         >>> engine.read(lambda txn: txn.first(b"a/"))
         (b'a/1', b'one')
+
+    Attributes:
+        shared: What the operations of one commit leave for one another; None at first. If one of them fails,
+            it is gone with all they wrote, and each runs again alone.
     """
+
+    shared: Any
 
     def get(self, key: bytes) -> bytes | None:
         """Return a copy of the value of `key`, or None."""
@@ -56,6 +62,10 @@ class Txn(Protocol):
         """Remove a side file once this transaction is durable."""
         ...
 
+    def before_commit(self, call: Callable[[], None]) -> None:
+        """Call `call` once the last operation of this commit has run; it may write."""
+        ...
+
 
 class Engine(Protocol):
     """Transactions over one store.
@@ -68,16 +78,11 @@ class Engine(Protocol):
         """Run `operation` on a consistent snapshot."""
         ...
 
-    def write(self, operation: Callable[[Txn], T], *, grows: bool) -> T:
+    def write(self, operation: Callable[[Txn], T]) -> T:
         """Run `operation` atomically and return once it is durable; if it raises, nothing was changed.
 
-        Args:
-            operation: Reads and writes the transaction.
-            grows: Whether it stores payloads or tasks. A full store refuses these, and these only, so that
-                space can always be freed.
-
         Raises:
-            StoreError: The store or its disk is full, or the engine failed; nothing was changed.
+            StoreError: The disk is full, or the engine failed; nothing was changed.
         """
         ...
 

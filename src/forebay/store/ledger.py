@@ -8,6 +8,7 @@ records.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from forebay.errors import FencedError, StoreError
@@ -15,6 +16,7 @@ from forebay.store.kv import Txn
 from forebay.store.protocol import GroupSpec, JournalEntry
 from forebay.store.records import (
     JOURNAL,
+    LIVE,
     META_KEY,
     NOTHING,
     Derived,
@@ -24,6 +26,7 @@ from forebay.store.records import (
     decode_group,
     decode_meta,
     decode_spec,
+    decode_summary,
     derive,
     encode_record,
     group_key,
@@ -38,7 +41,10 @@ _REASON = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
 class Ledger:
-    """The records of one transaction.
+    """The records of one commit: what its operations changed is written once, at its end.
+
+    A group that is saved is written when the transaction or the totals are next looked at, or at the end; so
+    the puts of a whole group, arriving together, write its record once.
 
     Args:
         txn: The transaction.
@@ -50,13 +56,31 @@ class Ledger:
         raw = txn.get(META_KEY)
         if raw is None:
             raise StoreError("the store has no record of its run", remedy="Remove the store and start again.")
-        self.txn, self.settings, self.now_s = txn, settings, now_s
-        self.meta: Meta = decode_meta(raw)
-        self._before: dict[str, Derived] = {}
+        self.settings, self.now_s = settings, now_s
+        self._txn = txn
+        self._meta: Meta = decode_meta(raw)
+        if self._meta.live_by_environment is None:
+            self._meta.live_by_environment = count_live(txn)
+        self._groups: dict[str, Group] = {}
+        self._unsaved: dict[str, Group] = {}
+        self._written: dict[str, Derived] = {}
+
+    @property
+    def txn(self) -> Txn:
+        """The transaction, with all that was saved."""
+        self._write_groups()
+        return self._txn
+
+    @property
+    def meta(self) -> Meta:
+        """Totals and cursors, with all that was saved."""
+        self._write_groups()
+        return self._meta
 
     def flush(self) -> None:
-        """Write the totals and cursors."""
-        self.txn.put(META_KEY, encode_record(self.meta))
+        """Write what is not written yet."""
+        self._write_groups()
+        self._txn.put(META_KEY, encode_record(self._meta))
 
     def fence(self, incarnation: int) -> None:
         """Refuse a learner that is not the newest.
@@ -83,21 +107,24 @@ class Ledger:
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a counter."""
         if amount:
-            self.meta.counters[name] = self.meta.counters.get(name, 0) + amount
+            counters = self._meta.counters
+            counters[name] = counters.get(name, 0) + amount
 
     def count_reason(self, prefix: str, reason: str, amount: int = 1) -> None:
         """Add to the counter of a reason given from outside; odd or too many reasons share `other`."""
         name = f"{prefix}.{reason}"
-        known = name in self.meta.counters or len(self.meta.counters) < _MAX_COUNTERS
+        known = name in self._meta.counters or len(self._meta.counters) < _MAX_COUNTERS
         self.count(name if known and _REASON.fullmatch(reason) else f"{prefix}.other", amount)
 
     def find(self, group_id: str) -> Group | None:
         """Return a group to be worked on, or None."""
-        raw = self.txn.get(group_key(group_id))
-        if raw is None:
-            return None
-        group: Group = decode_group(raw)
-        self._before[group_id] = derive(group)
+        group = self._groups.get(group_id)
+        if group is None:
+            raw = self._txn.get(group_key(group_id))
+            if raw is None:
+                return None
+            group = self._groups[group_id] = decode_group(raw)
+            self._written[group_id] = derive(group)
         return group
 
     def group(self, group_id: str) -> Group:
@@ -117,19 +144,19 @@ class Ledger:
         Raises:
             StoreError: The store holds no such group.
         """
-        raw = self.txn.get(spec_key(group_id))
+        raw = self._txn.get(spec_key(group_id))
         if raw is None:
             raise StoreError("the store holds no such group", got=group_id)
         return decode_spec(raw)
 
     def save(self, group: Group) -> None:
-        """Write a group, and what follows from it."""
-        self._move(group.group_id, group.environment, derive(group))
-        self.txn.put(group_key(group.group_id), encode_record(group))
+        """Keep the changes of a group."""
+        self._unsaved[group.group_id] = group
 
     def insert(self, group: Group, spec: GroupSpec) -> None:
         """Write a new group."""
-        self.txn.put(spec_key(group.group_id), encode_record(spec))
+        self._txn.put(spec_key(group.group_id), encode_record(spec))
+        self._groups[group.group_id] = group
         self.save(group)
 
     def forget(self, group: Group) -> None:
@@ -137,17 +164,23 @@ class Ledger:
         for index, member in enumerate(group.members):
             if member.state == "arrived":
                 self.remove_payload(group, index)
-        self._move(group.group_id, group.environment, None)
-        self.txn.delete(group_key(group.group_id))
-        self.txn.delete(spec_key(group.group_id))
+        self._unsaved.pop(group.group_id, None)
+        del self._groups[group.group_id]
+        self._move(group, None)
+        self._txn.delete(group_key(group.group_id))
+        self._txn.delete(spec_key(group.group_id))
+
+    def put_payload(self, group: Group, index: int, frame: bytes) -> None:
+        """Write the frame of a member that arrives."""
+        self._txn.put(payload_key(group.group_id, index), frame)
 
     def remove_payload(self, group: Group, index: int) -> None:
         """Remove the payload of a member that arrived."""
         side_file = group.members[index].side_file
         if side_file:
-            self.txn.discard_file(side_file)
+            self._txn.discard_file(side_file)
         else:
-            self.txn.delete(payload_key(group.group_id, index))
+            self._txn.delete(payload_key(group.group_id, index))
 
     def read_payload(self, group: Group, index: int) -> bytes:
         """Return the frame of a member that arrived; empty if it is missing.
@@ -157,32 +190,49 @@ class Ledger:
         """
         side_file = group.members[index].side_file
         if side_file:
-            return self.txn.read_file(side_file)
-        return self.txn.get(payload_key(group.group_id, index)) or b""
+            return self._txn.read_file(side_file)
+        return self._txn.get(payload_key(group.group_id, index)) or b""
 
     def journal(self, after: int = -1) -> Iterator[JournalEntry]:
         """Yield the journal's entries after a step, in order; not to be mixed with writes."""
         for _, raw in self.txn.scan(JOURNAL, journal_key(after + 1)):
             yield decode_entry(raw)
 
-    def _move(self, group_id: str, environment: str, after: Derived | None) -> None:
-        before = self._before.pop(group_id, None)
+    def _write_groups(self) -> None:
+        while self._unsaved:
+            group = self._unsaved.popitem()[1]
+            self._move(group, derive(group))
+            self._txn.put(group_key(group.group_id), encode_record(group))
+
+    def _move(self, group: Group, after: Derived | None) -> None:
+        """Write the difference between what followed from a group and what follows from it now."""
+        before = self._written.pop(group.group_id, None)
         if after is not None:
-            self._before[group_id] = after
-        old_indexes = before.indexes if before else {}
-        new_indexes = after.indexes if after else {}
-        for key in old_indexes.keys() - new_indexes.keys():
-            self.txn.delete(key)
-        for key, value in new_indexes.items():
-            if old_indexes.get(key) != value:
-                self.txn.put(key, value)
-        old = before.gauges if before else NOTHING
-        new = after.gauges if after else NOTHING
-        self.meta.gauges = self.meta.gauges.moved(old, new)
-        if old.settled != new.settled:
-            settled = self.meta.settled_by_environment
-            settled[environment] = settled.get(environment, 0) + new.settled - old.settled
+            self._written[group.group_id] = after
+        self._move_indexes(before.indexes if before else {}, after.indexes if after else {})
+        old, new = before.gauges if before else NOTHING, after.gauges if after else NOTHING
+        meta = self._meta
+        meta.gauges = meta.gauges.moved(old, new)
+        _add(meta.settled_by_environment, group.environment, new.settled - old.settled)
+        _add(meta.live_by_environment, group.environment, new.live - old.live)
         old_start = before.summary.start if before else None
         new_start = after.summary.start if after else None
         if old[:4] != new[:4] or old_start != new_start:
-            self.meta.watch += 1
+            meta.watch += 1
+
+    def _move_indexes(self, old: dict[bytes, bytes], new: dict[bytes, bytes]) -> None:
+        for key in old.keys() - new.keys():
+            self._txn.delete(key)
+        for key, value in new.items():
+            if old.get(key) != value:
+                self._txn.put(key, value)
+
+
+def count_live(txn: Txn) -> dict[str, int]:
+    """Return the groups that are not recorded, by environment, counted one by one."""
+    return dict(Counter(decode_summary(raw).environment for _, raw in txn.scan(LIVE)))
+
+
+def _add(totals: dict[str, int] | None, environment: str, amount: int) -> None:
+    if totals is not None and amount:
+        totals[environment] = totals.get(environment, 0) + amount

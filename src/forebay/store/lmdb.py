@@ -1,12 +1,13 @@
 """The lmdb engine: durable, embedded, several processes on one host.
 
-One environment a process, one writer thread an environment. Reads are snapshots and copy what they return,
-so that no reader pins pages. The file is sparse: only what is used takes space, and freed pages are used
-again. A lock that a killed writer held is taken over; the slots of killed readers are cleared.
+One environment a process; its writers commit together. Reads are snapshots and copy what they return, so
+that no reader pins pages. Freed pages are used again; a map that becomes too small is doubled. A lock that a
+killed writer held is taken over; the slots of killed readers are cleared.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import threading
@@ -16,11 +17,13 @@ from typing import Any, TypeVar
 
 import lmdb
 
-from forebay.errors import ConfigError, StoreError, StoreVersionError
+from forebay.errors import ConfigError, DamagedError, ForebayError, StoreError, StoreVersionError
+from forebay.store.compaction import sweep_compaction
+from forebay.store.file_systems import refuse_network_filesystem
 from forebay.store.group_commit import Committer, Operation
 from forebay.store.kv import Txn
-from forebay.store.marker import claim_directory
-from forebay.store.records import GROUPS, decode_group
+from forebay.store.marker import DATA_NAME, claim_directory, hold_directory, release_directory
+from forebay.store.records import GROUPS, QUARANTINED_FILES, decode_file, decode_group
 from forebay.store.settings import StoreSettings
 from forebay.store.side_files import SideFiles
 
@@ -28,7 +31,6 @@ T = TypeVar("T")
 
 MAX_READERS = 512
 _COMMITS_BETWEEN_CHECKS = 256
-_SPARE_BYTES = 64 << 20
 _WRITE_FAILURES = ("Input/output error", "File too large", "No space left on device", "Disk quota exceeded")
 
 _opened: dict[Path, LmdbEngine] = {}
@@ -45,6 +47,7 @@ def open_lmdb(path: Path, settings: StoreSettings, run_id: str) -> LmdbEngine:
     path = path.resolve()
     with _opened_lock:
         engine = _opened.get(path)
+        refuse_network_filesystem(path)
         claim_directory(path, run_id)
         if engine is None:
             engine = _opened[path] = LmdbEngine(path, settings)
@@ -64,33 +67,39 @@ class LmdbEngine:
     def __init__(self, path: Path, settings: StoreSettings) -> None:
         self.pid = os.getpid()
         self._path, self._settings = path, settings
-        self._env = _open_environment(path, settings)
+        self._held = hold_directory(path)
+        sweep_compaction(path)
+        try:
+            self._env = _open_environment(path, settings)
+        except ForebayError:
+            release_directory(self._held)
+            raise
         self._env.reader_check()
+        _lengthen(path, self._env)
         self._files = SideFiles(path / "payloads", sync=settings.durability == "fsync")
         # Held by every read, and while the map is resized: lmdb allows no transaction then.
         self._reading = threading.Lock()
         self._num_users = 1
         self._num_commits = 0
-        self._committer = Committer(self._commit, f"store-writer-{path.name}")
+        self._committer = Committer(self._commit)
         self._files.sweep(lambda: self.read(_side_files_in_use))
 
     def share(self, settings: StoreSettings) -> None:
         """Count one more user of this environment.
 
         Raises:
-            ConfigError: The user wants another durability or size, or lives in a fork.
+            ConfigError: The user wants another durability, or lives in a fork.
         """
         if self.pid != os.getpid():
             raise ConfigError(
                 f"the store in {self._path} was opened before a fork",
                 remedy="Start processes with spawn, or open the store after the fork only.",
             )
-        mine, wanted = self._settings, settings
-        if (mine.durability, mine.map_bytes) != (wanted.durability, wanted.map_bytes):
+        if self._settings.durability != settings.durability:
             raise ConfigError(
-                "a process opens a store with one durability and one map_bytes",
-                got=f"{wanted.durability}, {wanted.map_bytes}",
-                limit=f"{mine.durability}, {mine.map_bytes}",
+                "a process opens a store with one durability",
+                got=settings.durability,
+                limit=self._settings.durability,
             )
         self._num_users += 1
 
@@ -100,19 +109,21 @@ class LmdbEngine:
         try:
             return self._read_once(operation)
         except lmdb.MapResizedError:
-            # Another process enlarged the map; the writer thread adopts that when it next begins.
-            self.write(lambda txn: None, grows=False)
+            # Another process enlarged the map; the next commit adopts that.
+            self.write(lambda txn: None)
         except lmdb.ReadersFullError:
             self._env.reader_check()
+        except lmdb.Error as error:
+            raise self._explain(error) from error
         try:
             return self._read_once(operation)
         except lmdb.Error as error:
             raise self._explain(error) from error
 
-    def write(self, operation: Callable[[Txn], T], *, grows: bool) -> T:
+    def write(self, operation: Callable[[Txn], T]) -> T:
         """Run `operation` with others in one commit; return once it is durable."""
         self._check_process()
-        value: T = self._committer.submit(Operation(operation, grows))
+        value: T = self._committer.submit(Operation(operation))
         return value
 
     def stage(self, frame: bytes) -> str:
@@ -135,6 +146,7 @@ class LmdbEngine:
             self._committer.stop()
             with self._reading:
                 self._env.close()
+            release_directory(self._held)
 
     def _read_once(self, operation: Callable[[Txn], T]) -> T:
         with self._reading:
@@ -147,24 +159,28 @@ class LmdbEngine:
         if self.pid != os.getpid():
             raise StoreError("the store was opened before a fork", remedy="Start processes with spawn.")
 
-    def _commit(self, batch: list[Operation]) -> None:
-        if len(batch) == 1 or not self._commit_together(batch):
+    def _commit(self, take: Callable[[], Operation | None]) -> None:
+        batch: list[Operation] = []
+        if not self._commit_together(take, batch):
+            batch.extend(iter(take, None))
             for operation in batch:
                 self._commit_alone(operation)
         self._num_commits += 1
         if self._num_commits % _COMMITS_BETWEEN_CHECKS == 0:
             self._env.reader_check()
 
-    def _commit_together(self, batch: list[Operation]) -> bool:
-        """Commit all in one transaction; return False, with nothing done, if it cannot be made whole."""
+    def _commit_together(self, take: Callable[[], Operation | None], batch: list[Operation]) -> bool:
+        """Commit all that waits in one transaction; return False, with nothing done, if one of it fails."""
         try:
             with self._begin() as raw:
                 txn = LmdbTxn(raw, self._files)
-                for operation in batch:
-                    txn.dirty = False
-                    if not operation.attempt(txn) and txn.dirty:
+                # Taken only now: while another process held the lock, more have gathered.
+                while (operation := take()) is not None:
+                    batch.append(operation)
+                    if not operation.attempt(txn):
                         raw.abort()
                         return False
+                txn.finish()
         except lmdb.Error:
             return False
         txn.remove_discarded()
@@ -172,11 +188,8 @@ class LmdbEngine:
 
     def _commit_alone(self, operation: Operation) -> None:
         self._try_alone(operation)
-        if isinstance(operation.error, lmdb.MapFullError) and not operation.grows:
-            # Space can be freed only by writing a few pages: lend them, and take the limit back afterwards.
-            self._resize(self._env.info()["map_size"] + _SPARE_BYTES)
+        while isinstance(operation.error, lmdb.MapFullError) and self._grow():
             self._try_alone(operation)
-            self._resize(self._settings.map_bytes)
         if isinstance(operation.error, lmdb.Error):
             cause = operation.error
             operation.error = self._explain(cause)
@@ -189,6 +202,7 @@ class LmdbEngine:
             try:
                 txn = LmdbTxn(raw, self._files)
                 operation.run(txn)
+                txn.finish()
                 raw.commit()
             finally:
                 raw.abort()
@@ -202,6 +216,14 @@ class LmdbEngine:
             self._resize(0)
             return self._env.begin(write=True)
 
+    def _grow(self) -> bool:
+        """Double the map; return whether the system has the addresses for it."""
+        map_bytes = 2 * int(self._env.info()["map_size"])
+        if not _can_map(map_bytes):
+            return False
+        self._resize(map_bytes)
+        return True
+
     def _resize(self, map_bytes: int) -> None:
         with self._reading:
             self._env.set_mapsize(map_bytes)
@@ -209,10 +231,9 @@ class LmdbEngine:
     def _explain(self, error: lmdb.Error) -> StoreError:
         if isinstance(error, lmdb.MapFullError):
             return StoreError(
-                f"the store in {self._path} is full",
-                got="no free page",
-                limit=f"store.map_bytes={self._settings.map_bytes}",
-                remedy="Nothing was lost; it goes on once the learner commits. Or raise store.map_bytes.",
+                f"the store in {self._path} is full, and its map cannot grow",
+                got=f"{self._env.info()['map_size']} bytes mapped",
+                remedy="Nothing was lost; raise the limit of virtual memory (ulimit -v).",
             )
         # lmdb reports a short write, which is how a disk becomes full, as an input/output error.
         if isinstance(error, lmdb.DiskError) or str(error).endswith(_WRITE_FAILURES):
@@ -220,6 +241,11 @@ class LmdbEngine:
                 f"the disk of the store in {self._path} is full, or fails: {error}",
                 got=f"{shutil.disk_usage(self._path).free} bytes free",
                 remedy="Free space on it; nothing was lost, the call can be made again.",
+            )
+        if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError)):
+            return DamagedError(
+                f"the file of the store in {self._path} is damaged: {error}",
+                remedy="Check its disk; restore the store from a copy, or start a new run.",
             )
         return StoreError(f"the store in {self._path} failed: {error}")
 
@@ -232,13 +258,14 @@ class LmdbTxn:
         files: Where large payloads lie.
 
     Attributes:
-        dirty: Whether it has written.
+        shared: What the operations of one commit leave for one another.
     """
 
     def __init__(self, txn: Any, files: SideFiles) -> None:
-        self.dirty = False
+        self.shared: Any = None
         self._txn, self._files = txn, files
         self._discarded: list[str] = []
+        self._last_calls: list[Callable[[], None]] = []
 
     def get(self, key: bytes) -> bytes | None:
         """Return a copy of the value of a key, or None."""
@@ -247,12 +274,10 @@ class LmdbTxn:
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set the value of a key."""
-        self.dirty = True
         self._txn.put(key, value)
 
     def delete(self, key: bytes) -> None:
         """Remove a key, if it is there."""
-        self.dirty = True
         self._txn.delete(key)
 
     def first(self, prefix: bytes) -> tuple[bytes, bytes] | None:
@@ -262,10 +287,11 @@ class LmdbTxn:
     def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield the items whose keys have a prefix, from `start` on, in order."""
         with self._txn.cursor() as cursor:
-            found = cursor.set_range(max(prefix, start))
-            while found and cursor.key().startswith(prefix):
-                yield cursor.item()
-                found = cursor.next()
+            if cursor.set_range(max(prefix, start)):
+                for key, value in cursor.iternext():
+                    if not key.startswith(prefix):
+                        return
+                    yield key, value
 
     def read_file(self, name: str) -> bytes:
         """Return the content of a side file."""
@@ -274,6 +300,15 @@ class LmdbTxn:
     def discard_file(self, name: str) -> None:
         """Remove a side file once this transaction is durable."""
         self._discarded.append(name)
+
+    def before_commit(self, call: Callable[[], None]) -> None:
+        """Call `call` once the last operation of this commit has run."""
+        self._last_calls.append(call)
+
+    def finish(self) -> None:
+        """Make the calls that were left for the end."""
+        for call in self._last_calls:
+            call()
 
     def remove_discarded(self) -> None:
         """Remove the side files that were discarded; for after the commit."""
@@ -300,10 +335,34 @@ def _open_environment(path: Path, settings: StoreSettings) -> Any:
         ) from error
 
 
+def _lengthen(path: Path, env: Any) -> None:
+    """Make the file as long as its pages say: one that was cut must fail with an error, not with SIGBUS.
+
+    The bytes added are a hole. Pages that lmdb gave up before it ever wrote them leave a file short as well,
+    so a short file alone proves no damage.
+    """
+
+    def missing_bytes() -> int:
+        num_bytes = int(env.info()["last_pgno"] + 1) * int(env.stat()["psize"])
+        return num_bytes - (path / DATA_NAME).stat().st_size
+
+    if missing_bytes() > 0:
+        with env.begin(write=True):  # nobody else lengthens it meanwhile
+            missing = missing_bytes()
+            if missing > 0:
+                os.truncate(path / DATA_NAME, (path / DATA_NAME).stat().st_size + missing)
+
+
+def _can_map(num_bytes: int) -> bool:
+    """Return whether there are addresses: lmdb, refused them, would be left without a map."""
+    try:
+        with mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ):
+            return True
+    except (OSError, OverflowError, ValueError):
+        return False
+
+
 def _side_files_in_use(txn: Txn) -> set[str]:
-    return {
-        member.side_file
-        for _, raw in txn.scan(GROUPS)
-        for member in decode_group(raw).members
-        if member.side_file
-    }
+    members = (member for _, raw in txn.scan(GROUPS) for member in decode_group(raw).members)
+    quarantined = {decode_file(raw)[0] for _, raw in txn.scan(QUARANTINED_FILES)}
+    return quarantined | {member.side_file for member in members if member.side_file}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -59,6 +62,49 @@ def check_directory(path: Path, run_id: str) -> None:
     data = path / DATA_NAME
     if data.exists() and not _looks_like_lmdb(data):
         raise StoreVersionError(f"{data} is not an lmdb file", remedy=_OTHER)
+
+
+def hold_directory(path: Path) -> int:
+    """Keep the files of a store in place while they are open; return what `release_directory` takes.
+
+    The lock lies on the marker, ends with the process, and is shared by all that use the store. A child that
+    was forked meanwhile holds it too, for as long as it lives.
+
+    Raises:
+        StoreError: The store is being compacted.
+    """
+    return _lock(path, fcntl.LOCK_SH, f"the store in {path} is being compacted", "Try again in a moment.")
+
+
+def release_directory(held: int) -> None:
+    """Let go of what `hold_directory` returned."""
+    os.close(held)
+
+
+@contextlib.contextmanager
+def hold_alone(path: Path) -> Iterator[None]:
+    """Keep everybody else from opening a store.
+
+    Raises:
+        StoreError: A process uses it.
+    """
+    held = _lock(path, fcntl.LOCK_EX, f"processes use the store in {path}", "Stop the run first.")
+    try:
+        yield
+    finally:
+        release_directory(held)
+
+
+def _lock(path: Path, kind: int, refusal: str, remedy: str) -> int:
+    held = os.open(path / _NAME, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(held)
+        if error.errno != errno.EWOULDBLOCK:
+            raise StoreError(f"cannot lock {path / _NAME}: {error.strerror}") from error
+        raise StoreError(refusal, remedy=remedy) from error
+    return held
 
 
 def _check(marker: Marker, run_id: str, path: Path) -> None:

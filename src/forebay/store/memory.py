@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from forebay.errors import WireError
 from forebay.store.kv import Txn
@@ -26,13 +26,14 @@ class MemoryEngine:
         with self._lock:
             return operation(_MemoryTxn(self._values, self._keys))
 
-    def write(self, operation: Callable[[Txn], T], *, grows: bool) -> T:
+    def write(self, operation: Callable[[Txn], T]) -> T:
         """Run `operation`; undo what it wrote if it raises."""
         with self._lock:
             txn = _MemoryTxn(self._values, self._keys)
             done = False
             try:
                 result = operation(txn)
+                txn.finish()
                 done = True
             finally:
                 if not done:
@@ -52,6 +53,8 @@ class MemoryEngine:
 
 class _MemoryTxn:
     def __init__(self, values: dict[bytes, bytes], keys: list[bytes]) -> None:
+        self.shared: Any = None
+        self._last_calls: list[Callable[[], None]] = []
         self._values, self._keys = values, keys
         self._undo: list[tuple[bytes, bytes | None]] = []
 
@@ -81,6 +84,13 @@ class _MemoryTxn:
 
     def discard_file(self, name: str) -> None:
         """No file was ever staged."""
+
+    def before_commit(self, call: Callable[[], None]) -> None:
+        self._last_calls.append(call)
+
+    def finish(self) -> None:
+        for call in self._last_calls:
+            call()
 
     def undo(self) -> None:
         for key, value in reversed(self._undo):

@@ -1,4 +1,4 @@
-"""Opening a store: from settings to an engine with the rules over it."""
+"""Opening a store: from settings to an engine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from forebay.errors import ConfigError
 from forebay.store.kv import Engine
 from forebay.store.lmdb import open_lmdb
 from forebay.store.memory import MemoryEngine
+from forebay.store.protocol import Store
+from forebay.store.redis.opening import open_redis
 from forebay.store.rules import RuleStore
 from forebay.store.settings import StoreSettings
 from forebay.trajectory import check_name
 
 
-def open_store(settings: StoreSettings, run_id: str, clock: Clock | None = None) -> RuleStore:
+def open_store(settings: StoreSettings, run_id: str, clock: Clock | None = None) -> Store:
     """Open the store of a run; make it if there is none.
 
     Args:
@@ -22,8 +24,9 @@ def open_store(settings: StoreSettings, run_id: str, clock: Clock | None = None)
         clock: Time of leases and deadlines; the system's by default.
 
     Raises:
-        ConfigError: The settings cannot work.
+        ConfigError: The settings cannot work, or the server does not promise what they ask for.
         StoreVersionError: There is something else at that place; it was not touched.
+        StoreError: The server is away, or the disk is full.
 
     Example:
         >>> store = open_store(StoreSettings(engine="memory"), "run")
@@ -33,6 +36,9 @@ def open_store(settings: StoreSettings, run_id: str, clock: Clock | None = None)
         0
     """
     check_name(run_id, "run_id")
+    clock = clock or SystemClock()
+    if settings.engine == "redis":
+        return open_redis(settings, run_id, clock)
     engine: Engine
     if settings.engine == "memory":
         engine = MemoryEngine()
@@ -40,4 +46,4 @@ def open_store(settings: StoreSettings, run_id: str, clock: Clock | None = None)
         raise ConfigError("an lmdb store needs a directory", remedy="Set store.path.")
     else:
         engine = open_lmdb(settings.path, settings, run_id)
-    return RuleStore(engine, settings, run_id, clock or SystemClock())
+    return RuleStore(engine, settings, run_id, clock)

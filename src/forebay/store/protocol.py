@@ -146,9 +146,11 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
             `recorded`, `committed`, `rejected.REASON`, `dropped.REASON`. Trajectories that were acknowledged:
             `trajectories.accepted`, `.recorded` (less those that a truncated journal gave back, which
             `.unrecorded` counts), `.committed`, `.rejected.REASON`. At any time
-            ``accepted = committed + rejected + stored_trajectories`` over trajectories. Others: `published`,
+            ``accepted = committed + rejected + stored_trajectories`` over trajectories. Frames that could not
+            be read back: `corrupt.REASON`, `quarantine.kept`, `quarantine.full`. Others: `published`,
             `rewound`, `replayed`.
         settled_by_environment: Settled groups by environment.
+        live_by_environment: Groups not recorded, by environment: open, settled, or in the learner's hands.
     """
 
     run_id: str
@@ -170,6 +172,7 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     journal_steps: tuple[int, int] | None
     counters: dict[str, int]
     settled_by_environment: dict[str, int]
+    live_by_environment: dict[str, int] = {}
 
 
 class TaskSource(Protocol):
@@ -316,7 +319,7 @@ class TrajectorySource(Protocol):
         """Return a stored group whatever its state; for replay and inspection.
 
         Raises:
-            StoreError: There is none, or a frame cannot be read back.
+            StoreError: There is none; a `DamagedError` if a frame cannot be read back.
         """
         ...
 
@@ -349,6 +352,10 @@ class Store(TaskSource, TrajectorySink, TaskSink, TrajectorySource, Protocol):
 
     def scan(self) -> Iterator[OutstandingGroup]:
         """Yield every group that is not yet forgotten, in order of dispatch."""
+        ...
+
+    def audit(self) -> tuple[str, ...]:
+        """Recount everything from the records; return each contradiction, an empty tuple if there is none."""
         ...
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ def put_trajectory(transactions: Transactions, trajectory: Trajectory, slot: Slo
         side_file=side_file,
     )
     try:
-        outcome = transactions.write(lambda ledger: put(ledger, slot, arrival), grows=True)
+        outcome = transactions.write(lambda ledger: put(ledger, slot, arrival))
     except StoreError:
         # Only here is it known that nothing refers to the file; an interrupted wait leaves it to the sweep.
         engine.unstage(side_file)

@@ -11,6 +11,7 @@ Keys::
     d/TIME GROUP            open groups by the time at which a lease or their deadline ends
     j/STEP                  a `JournalEntry`
     q/GROUP/MEMBER          a payload that could not be read back
+    x/GROUP/MEMBER          name and size of a side file that could not be read back
 
 `o`, `c` and `d` and every total in `Meta` follow from the group records: `derive` is their one definition.
 """
@@ -18,13 +19,18 @@ Keys::
 from __future__ import annotations
 
 import math
-from typing import Final, Literal, NamedTuple
+import operator
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from forebay.errors import DamagedError
 from forebay.staleness import Fork, OutstandingGroup
 from forebay.store.protocol import GroupSpec, JournalEntry
 from forebay.trajectory import PolicyVersion
+
+T = TypeVar("T")
 
 FORMAT_VERSION: Final = 1
 
@@ -40,6 +46,7 @@ CLAIMABLE: Final = b"c/"
 DUE: Final = b"d/"
 JOURNAL: Final = b"j/"
 QUARANTINE: Final = b"q/"
+QUARANTINED_FILES: Final = b"x/"
 _INT_BYTES: Final = 8
 
 
@@ -61,6 +68,7 @@ class Meta(msgspec.Struct, kw_only=True):
         watch: Changes whenever `take` could decide otherwise.
         gauges: Totals over the groups; see `Gauges`.
         settled_by_environment: Settled groups by environment.
+        live_by_environment: Groups that are not recorded, by environment; None where nobody has counted yet.
         counters: Totals since the store was made.
     """
 
@@ -78,10 +86,11 @@ class Meta(msgspec.Struct, kw_only=True):
     watch: int = 0
     gauges: Gauges
     settled_by_environment: dict[str, int] = {}
+    live_by_environment: dict[str, int] | None = None
     counters: dict[str, int] = {}
 
 
-class Member(msgspec.Struct, array_like=True):
+class Member(msgspec.Struct, array_like=True, gc=False):
     """One member of a group; a working copy inside one transaction.
 
     Args:
@@ -105,7 +114,7 @@ class Member(msgspec.Struct, array_like=True):
     side_file: str = ""
 
 
-class Group(msgspec.Struct, array_like=True):
+class Group(msgspec.Struct, array_like=True, gc=False):
     """The state of a group; a working copy inside one transaction.
 
     Args:
@@ -140,10 +149,10 @@ class Group(msgspec.Struct, array_like=True):
 
     def count(self, state: MemberState) -> int:
         """Return how many members are in `state`."""
-        return sum(member.state == state for member in self.members)
+        return [member.state for member in self.members].count(state)
 
 
-class Summary(msgspec.Struct, frozen=True, array_like=True):
+class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What `take` looks at, kept beside the order of dispatch."""
 
     environment: str
@@ -196,7 +205,7 @@ class Gauges(NamedTuple):
 
     def moved(self, before: Gauges, after: Gauges) -> Gauges:
         """Return the totals after one group went from `before` to `after`."""
-        return Gauges(*(total - old + new for total, old, new in zip(self, before, after, strict=True)))
+        return Gauges._make(map(operator.add, self, map(operator.sub, after, before)))
 
 
 class Derived(NamedTuple):
@@ -216,39 +225,37 @@ def derive(group: Group) -> Derived:
     start: PolicyVersion | None = None
     due_s = math.inf if group.deadline_wall_s is None else group.deadline_wall_s
     for member in group.members:
-        if member.state == "arrived":
+        state, version = member.state, member.version
+        if state == "arrived":
             arrived += 1
             stored += member.num_bytes
-        elif member.state == "leased":
+        elif state == "leased":
             leased += 1
-            due_s = min(due_s, member.lease_expires_s)
-        elif member.state == "free":
+            if member.lease_expires_s < due_s:
+                due_s = member.lease_expires_s
+        elif state == "free":
             free += 1
-        if member.version is not None and (start is None or member.version < start):
-            start = member.version
-    recorded = group.state == "recorded"
+        if version is not None and (start is None or version < start):
+            start = version
     reserved = stored + (free + leased) * group.member_bytes
-    gauges = Gauges(
-        open=int(group.state == "open"),
-        settled=int(group.state == "settled"),
-        taken=int(group.state == "taken"),
-        recorded=int(recorded),
-        leased=leased,
-        live_trajectories=0 if recorded else arrived,
-        retained_trajectories=arrived if recorded else 0,
-        live_bytes=0 if recorded else reserved,
-        retained_bytes=reserved if recorded else 0,
-    )
-    summary = Summary(group.environment, group.state, start, reserved, group.dispatched_s)
+    gauges = _gauges(group.state, leased, arrived, reserved)
     place = _place(group.serial, group.group_id)
     indexes: dict[bytes, bytes] = {}
-    if not recorded:
+    summary = Summary(group.environment, group.state, start, reserved, group.dispatched_s)
+    if group.state != "recorded":
         indexes[LIVE + place] = _encode(summary)
     if free:
         indexes[CLAIMABLE + place] = b""
     if group.state == "open" and due_s < math.inf:
         indexes[DUE + _place(to_us(due_s), group.group_id)] = b""
     return Derived(gauges, summary, indexes)
+
+
+def _gauges(state: GroupState, leased: int, arrived: int, reserved: int) -> Gauges:
+    if state == "recorded":
+        return Gauges(0, 0, 0, 1, leased, 0, arrived, 0, reserved)
+    is_open, is_settled, is_taken = state == "open", state == "settled", state == "taken"
+    return Gauges(int(is_open), int(is_settled), int(is_taken), 0, leased, arrived, 0, reserved, 0)
 
 
 def to_us(time_s: float) -> int:
@@ -281,6 +288,11 @@ def payload_key(group_id: str, member: int, prefix: bytes = PAYLOADS) -> bytes:
     return prefix + group_id.encode() + b"/" + member.to_bytes(4, "big")
 
 
+def parse_payload_key(key: bytes) -> tuple[str, int]:
+    """Return the group and the member of a payload's key, in the store or in quarantine."""
+    return key[2:-5].decode(), int.from_bytes(key[-4:], "big")
+
+
 def journal_key(step: int) -> bytes:
     """Return the key of a journal entry."""
     return JOURNAL + step.to_bytes(_INT_BYTES, "big")
@@ -288,8 +300,27 @@ def journal_key(step: int) -> bytes:
 
 _encode = msgspec.msgpack.Encoder().encode
 encode_record = _encode
-decode_meta = msgspec.msgpack.Decoder(Meta).decode
-decode_group = msgspec.msgpack.Decoder(Group).decode
-decode_spec = msgspec.msgpack.Decoder(GroupSpec).decode
-decode_summary = msgspec.msgpack.Decoder(Summary).decode
-decode_entry = msgspec.msgpack.Decoder(JournalEntry).decode
+
+
+def _decoder(kind: type[T], name: str) -> Callable[[bytes], T]:
+    """Return a function that reads records of one kind; damage is an error that says so."""
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def read(raw: bytes) -> T:
+        try:
+            return decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DamagedError(
+                f"the store's {name} is damaged: {error}",
+                remedy="Check its disk; restore the store from a copy, or start a new run.",
+            ) from error
+
+    return read
+
+
+decode_meta = _decoder(Meta, "record of its run")
+decode_group = _decoder(Group, "record of a group")
+decode_spec = _decoder(GroupSpec, "record of a task")
+decode_summary = _decoder(Summary, "index of groups")
+decode_file = _decoder(tuple[str, int], "record of a quarantined file")
+decode_entry = _decoder(JournalEntry, "journal")

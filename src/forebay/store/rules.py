@@ -69,7 +69,7 @@ class RuleStore:
 
     def dispatch(self, groups: Sequence[GroupSpec], *, incarnation: int) -> int:
         """Make groups claimable; see `TaskSink.dispatch`."""
-        return self._write(lambda ledger: group_rules.dispatch(ledger, groups, incarnation), grows=True)
+        return self._write(lambda ledger: group_rules.dispatch(ledger, groups, incarnation))
 
     def take(
         self, *, incarnation: int, choose: Chooser, timeout_s: float
@@ -135,7 +135,7 @@ class RuleStore:
 
     def audit(self) -> tuple[str, ...]:
         """Recount everything from the records; return each contradiction, an empty tuple if there is none."""
-        return self._read(accounting.audit)
+        return accounting.audit(self._read)
 
     def close(self) -> None:
         """Release the engine."""

@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from forebay.errors import ConfigError
+from forebay.store.address import parse_address
 from forebay.store.protocol import Durability
 
 _GIB = 1 << 30
@@ -18,13 +19,16 @@ class StoreSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    engine: Literal["memory", "lmdb"] = Field(
-        "lmdb", description="lmdb: durable, several processes on one host. memory: one process, for tests."
+    engine: Literal["memory", "lmdb", "redis"] = Field(
+        "lmdb",
+        description="lmdb: durable, several processes on one host. redis: a Redis or Valkey server, for "
+        "several hosts. memory: one process, for tests.",
     )
     path: Path | None = Field(None, description="Directory of an lmdb store; the run directory's by default.")
     durability: Durability = Field(
         "fsync",
-        description="fsync: survives power loss. os: survives kill -9 of every process, not power loss.",
+        description="fsync: survives power loss. os: survives kill -9 of every process, not power loss. A "
+        "redis server needs appendfsync always for fsync, everysec for os.",
     )
     capacity_groups: int = Field(4096, ge=1, description="Most groups dispatched and not yet recorded.")
     capacity_bytes: int = Field(
@@ -36,7 +40,8 @@ class StoreSettings(BaseModel):
     map_bytes: int = Field(
         64 * _GIB,
         ge=1 << 20,
-        description="Largest size of the lmdb file; sparse, so only what is used counts.",
+        description="Addresses that the lmdb file is mapped to at first; doubled when it is full. No file is "
+        "larger than what it holds.",
     )
     side_file_bytes: int = Field(
         1 << 20, ge=0, description="Larger trajectories get a file of their own, outside the lmdb file."
@@ -44,16 +49,60 @@ class StoreSettings(BaseModel):
     max_trajectory_bytes: int = Field(
         256 << 20, ge=4096, le=_GIB, description="Larger trajectories are refused."
     )
+    url: str | None = Field(
+        None,
+        description="redis: the server, redis://HOST:PORT/DATABASE, or rediss:// for TLS. No password here.",
+    )
+    username: str | None = Field(None, description="redis: user of the server's access list.")
+    password_env: str | None = Field(
+        None, description="redis: environment variable that holds the password, of every process of the run."
+    )
+    tls_ca_file: Path | None = Field(
+        None, description="redis: certificates trusted to sign the server's; the system's by default."
+    )
+    tls_cert_file: Path | None = Field(
+        None, description="redis: client certificate, if the server asks for one."
+    )
+    tls_key_file: Path | None = Field(None, description="redis: private key of the client certificate.")
+    allow_plaintext: bool = Field(
+        False, description="redis: allow redis:// to another host: everybody on the network can read along."
+    )
+    min_replicas: int = Field(
+        0, ge=0, le=16, description="redis: replicas that must have a write before it is acknowledged."
+    )
+    replica_timeout_s: float = Field(
+        5.0, gt=0.0, le=60.0, description="redis: how long a write waits for its replicas."
+    )
+    deadline_s: float = Field(
+        30.0,
+        gt=0.0,
+        le=3600.0,
+        description="redis: how long a call goes on reconnecting to a server that is away.",
+    )
 
     @model_validator(mode="after")
-    def _fits_its_file(self) -> Self:
-        needed = self.capacity_bytes + self.retained_capacity_bytes
-        if self.engine == "lmdb" and self.map_bytes < needed:
+    def _knows_its_server(self) -> Self:
+        if self.engine != "redis":
+            return self
+        if self.url is None:
+            raise ValueError('store.engine="redis" needs store.url, e.g. "redis://127.0.0.1:6379/0".')
+        try:
+            address = parse_address(self.url)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        if not address.tls and (self.tls_ca_file or self.tls_cert_file or self.tls_key_file):
+            raise ValueError(f"store.tls_* are for rediss:// addresses, but store.url is {self.url}.")
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError(
-                f"store.map_bytes={self.map_bytes} is less than capacity_bytes + retained_capacity_bytes = "
-                f"{self.capacity_bytes} + {self.retained_capacity_bytes} = {needed}: the file would be full "
-                f"before the store is. Raise store.map_bytes (it is sparse) or lower the capacities."
+                "store.tls_cert_file and store.tls_key_file belong together: set both or neither."
             )
+        if not (address.tls or address.is_loopback or self.allow_plaintext):
+            raise ValueError(
+                f"store.url {self.url} would send every trajectory, and the password, in the clear to "
+                f"{address.host}. Use rediss://, or set store.allow_plaintext=true on a network you trust."
+            )
+        if self.username is not None and self.password_env is None:
+            raise ValueError("store.username needs store.password_env: the variable that holds its password.")
         return self
 
 

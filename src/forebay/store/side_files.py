@@ -8,15 +8,21 @@ tells its writer: process id and start time, so that a recycled process id is no
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from stat import S_ISREG
+from typing import Final
 
 from forebay.errors import StoreError, WireError
+from forebay.wire import MAX_FRAME_BYTES
 
 _NAME = re.compile(r"(\d+)-(\d+)-[0-9a-f]{24}(?:\.part)?")
+# What no retry mends: no such file, a bad sector.
+_GONE: Final = frozenset({errno.ENOENT, errno.EIO})
 
 
 class SideFiles:
@@ -62,21 +68,35 @@ class SideFiles:
         """Return the content of a file.
 
         Raises:
-            WireError: It is missing or cannot be read.
+            WireError: It is missing, damaged, or no file of ours: it will never be whole again.
+            StoreError: It cannot be read now (permissions, too many open files): that can be mended.
         """
         if not _NAME.fullmatch(name):
             raise WireError("bad_name", "not the name of a side file", got=repr(name))
+        path = self._directory / name
         try:
-            return (self._directory / name).read_bytes()
+            stat = path.stat()
+            if not S_ISREG(stat.st_mode):
+                raise WireError("not_a_file", "side file is no file", got=name)
+            if stat.st_size > MAX_FRAME_BYTES:
+                raise WireError("too_large", "side file too large", got=stat.st_size, limit=MAX_FRAME_BYTES)
+            return path.read_bytes()
         except OSError as error:
-            raise WireError(
-                "missing_file", f"side file cannot be read: {error.strerror}", got=name
-            ) from error
+            what = f"side file cannot be read: {error.strerror}"
+            if error.errno in _GONE:
+                reason = "missing_file" if error.errno == errno.ENOENT else "unreadable_file"
+                raise WireError(reason, what, got=name) from error
+            raise StoreError(what, got=path, remedy="Mend that and start again: nothing was lost.") from error
 
     def remove(self, name: str) -> None:
-        """Remove a file; a missing one, or the empty name, is fine."""
+        """Remove a file that nothing refers to; a missing one, or the empty name, is fine.
+
+        One that the disk does not let go of stays until a later opening sweeps it: what was committed before
+        is done, whatever becomes of the file.
+        """
         if _NAME.fullmatch(name):
-            (self._directory / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (self._directory / name).unlink(missing_ok=True)
 
     def sweep(self, referenced: Callable[[], set[str]]) -> int:
         """Remove files of dead writers that nothing refers to; return how many.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from forebay.staleness import Choice
 from forebay.store.batches import Look, decode_group_frames, look, quarantine, seize
@@ -64,14 +64,18 @@ def _seize(transactions: Transactions, incarnation: int, seen: Look) -> tuple[Ta
     if not choice.take and not choice.stale:
         return ()
     decoded = [decode_group_frames(raw) for raw in seen.groups]
-    broken = {group.spec.group_id: tuple(errors) for group, errors in decoded if errors}
-    for group_id, members in broken.items():
-        transactions.write(_quarantining(group_id, members))
+    broken = {
+        group.spec.group_id: {member: error.reason for member, error in errors.items()}
+        for group, errors in decoded
+        if errors
+    }
+    for group_id, reasons in broken.items():
+        transactions.write(_quarantining(group_id, reasons))
     if broken:
         return None
     done = transactions.write(lambda ledger: seize(ledger, incarnation, choice.take, choice.stale))
     return tuple(group for group, _ in decoded) if done else None
 
 
-def _quarantining(group_id: str, members: tuple[int, ...]) -> Callable[[Ledger], None]:
-    return lambda ledger: quarantine(ledger, group_id, members)
+def _quarantining(group_id: str, reasons: Mapping[int, str]) -> Callable[[Ledger], None]:
+    return lambda ledger: quarantine(ledger, group_id, reasons)

@@ -31,24 +31,26 @@ class Transactions:
     def __init__(self, engine: Engine, settings: StoreSettings, run_id: str, clock: Clock) -> None:
         self.engine, self.settings, self.run_id, self.clock = engine, settings, run_id, clock
         if not engine.read(lambda txn: _is_ours(txn, run_id)):
-            engine.write(lambda txn: _begin(txn, run_id), grows=True)
+            engine.write(lambda txn: _begin(txn, run_id))
 
     def read(self, rule: Callable[[Ledger], T]) -> T:
         """Run a rule that changes nothing."""
         now_s = self.clock.wall_s()
         return self.engine.read(lambda txn: rule(Ledger(txn, self.settings, now_s)))
 
-    def write(self, rule: Callable[[Ledger], T], *, grows: bool = False) -> T:
+    def write(self, rule: Callable[[Ledger], T]) -> T:
         """Run a rule atomically; if it raises, nothing was changed."""
         now_s = self.clock.wall_s()
 
         def operation(txn: Txn) -> T:
-            ledger = Ledger(txn, self.settings, now_s)
-            result = rule(ledger)
-            ledger.flush()
-            return result
+            ledger: Ledger | None = txn.shared
+            if ledger is None:
+                ledger = txn.shared = Ledger(txn, self.settings, now_s)
+                txn.before_commit(ledger.flush)
+            ledger.now_s, ledger.settings = now_s, self.settings
+            return rule(ledger)
 
-        return self.engine.write(operation, grows=grows)
+        return self.engine.write(operation)
 
 
 def _is_ours(txn: Txn, run_id: str) -> bool:

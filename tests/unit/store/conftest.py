@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from forebay.clock import ManualClock
-from forebay.store import StoreSettings, open_store
-from forebay.store.rules import RuleStore
+from forebay.store import Store, StoreSettings, open_store
+from tests.redis_server import EVERYSEC, empty_server, needs_redis
 from tests.unit.store.builders import RUN
 
 # A new engine joins the conformance suite with one line: its settings, given a fresh directory.
@@ -25,12 +25,22 @@ ENGINES: dict[str, Callable[[Path], dict[str, Any]]] = {
         "durability": "os",
         "side_file_bytes": 0,
     },
+    "redis": lambda path: {
+        "engine": "redis",
+        "url": empty_server(*EVERYSEC).url,
+        "durability": "os",
+    },
 }
 
-OpenStore = Callable[..., RuleStore]
+OpenStore = Callable[..., Store]
 
 
-@pytest.fixture(params=ENGINES)
+ENGINE_PARAMS = [
+    pytest.param(name, marks=needs_redis if name.startswith("redis") else ()) for name in ENGINES
+]
+
+
+@pytest.fixture(params=ENGINE_PARAMS)
 def engine_settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     return ENGINES[request.param](tmp_path)
 
@@ -43,9 +53,9 @@ def clock() -> ManualClock:
 @pytest.fixture
 def opened(engine_settings: dict[str, Any], clock: ManualClock) -> Iterator[OpenStore]:
     """Open stores of the engine under test; close them afterwards."""
-    stores: list[RuleStore] = []
+    stores: list[Store] = []
 
-    def opener(run_id: str = RUN, **settings: Any) -> RuleStore:
+    def opener(run_id: str = RUN, **settings: Any) -> Store:
         stores.append(open_store(StoreSettings(**engine_settings, **settings), run_id, clock))
         return stores[-1]
 
@@ -55,7 +65,7 @@ def opened(engine_settings: dict[str, Any], clock: ManualClock) -> Iterator[Open
 
 
 @pytest.fixture
-def store(opened: OpenStore) -> Iterator[RuleStore]:
+def store(opened: OpenStore) -> Iterator[Store]:
     """A store of the engine under test; its totals must be true at the end of every test."""
     store = opened()
     yield store

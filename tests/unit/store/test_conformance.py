@@ -18,40 +18,37 @@ from forebay.staleness import (
     choose_groups,
     dispatch_allowance,
 )
-from forebay.store import GroupSpec, Slot, count_lost
-from forebay.store.rules import RuleStore
+from forebay.store import GroupSpec, Slot, Store, count_lost
 from forebay.trajectory import PolicyVersion
 from forebay.wire import encode
 from tests.unit.store.builders import FIRST, make_entry, make_spec, make_trajectory, oldest_first
 from tests.unit.store.conftest import OpenStore
 
 
-def claim(
-    store: RuleStore, num: int = 100, *, ttl_s: float = 10.0, version: PolicyVersion = FIRST
-) -> list[Slot]:
+def claim(store: Store, num: int = 100, *, ttl_s: float = 10.0, version: PolicyVersion = FIRST) -> list[Slot]:
     return list(store.claim(num, ttl_s=ttl_s, actor="actor", version=version))
 
 
-def put_all(store: RuleStore, slots: list[Slot], *, num_tokens: int = 8) -> list[str]:
+def put_all(store: Store, slots: list[Slot], *, num_tokens: int = 8) -> list[str]:
     """Put from several threads, so that puts share commits."""
     with ThreadPoolExecutor(16) as pool:
         return list(pool.map(lambda s: store.put(make_trajectory(s, num_tokens=num_tokens), s), slots))
 
 
-def settle(store: RuleStore, *specs: GroupSpec, incarnation: int = 0) -> None:
+def settle(store: Store, *specs: GroupSpec, incarnation: int = 0) -> None:
     """Dispatch groups and put every member."""
     assert store.dispatch(specs, incarnation=incarnation) == len(specs)
     for slot in claim(store):
         assert store.put(make_trajectory(slot), slot) == "accepted"
 
 
-def take(store: RuleStore, num: int = 1, *, incarnation: int = 0, timeout_s: float = 0.0) -> list[str]:
+def take(store: Store, num: int = 1, *, incarnation: int = 0, timeout_s: float = 0.0) -> list[str]:
     taken, _ = store.take(incarnation=incarnation, choose=oldest_first(num), timeout_s=timeout_s)
     return [group.spec.group_id for group in taken]
 
 
 class TestDispatchAndClaim:
-    def test_oldest_group_first_and_whole_groups_before_the_next(self, store: RuleStore) -> None:
+    def test_oldest_group_first_and_whole_groups_before_the_next(self, store: Store) -> None:
         store.dispatch([make_spec(0, group_size=3), make_spec(1)], incarnation=0)
         first, second = claim(store, 2), claim(store, 3)
         assert [(s.group_id, s.member) for s in first] == [("g0", 0), ("g0", 1)]
@@ -59,7 +56,7 @@ class TestDispatchAndClaim:
         assert claim(store) == []
         assert store.stats().leased_slots == 5
 
-    def test_slot_carries_the_task_and_its_deadlines(self, store: RuleStore, clock: ManualClock) -> None:
+    def test_slot_carries_the_task_and_its_deadlines(self, store: Store, clock: ManualClock) -> None:
         store.dispatch([make_spec(0, min_version=PolicyVersion(0, 3), deadline_s=60.0)], incarnation=0)
         clock.advance(5.0)
         (slot,) = claim(store, 1, ttl_s=10.0, version=PolicyVersion(0, 2))
@@ -71,7 +68,7 @@ class TestDispatchAndClaim:
         assert slot.group_deadline_s == other.group_deadline_s == 1065.0
         assert (slot.attempt, slot.run_id, slot.group_size) == (0, "run-1", 2)
 
-    def test_dispatch_again_is_ignored(self, store: RuleStore) -> None:
+    def test_dispatch_again_is_ignored(self, store: Store) -> None:
         specs = [make_spec(0), make_spec(1)]
         assert store.dispatch(specs, incarnation=0) == 2
         assert store.dispatch([*specs, make_spec(2)], incarnation=0) == 3
@@ -79,14 +76,14 @@ class TestDispatchAndClaim:
         assert store.stats().counters["dispatched"] == 3
         assert store.stats().next_serial == 3
 
-    def test_dispatch_of_a_forgotten_group_is_ignored(self, store: RuleStore) -> None:
+    def test_dispatch_of_a_forgotten_group_is_ignored(self, store: Store) -> None:
         settle(store, make_spec(0))
         take(store)
         store.reject("g0", incarnation=0, reason="stale")
         assert store.dispatch([make_spec(0)], incarnation=0) == 1
         assert store.stats().outstanding == 0
 
-    def test_a_hole_in_the_stream_is_refused(self, store: RuleStore) -> None:
+    def test_a_hole_in_the_stream_is_refused(self, store: Store) -> None:
         with pytest.raises(StoreError, match=r"group g2 would leave a hole .*got serial 2, limit serial 1"):
             store.dispatch([make_spec(0), make_spec(2)], incarnation=0)
         assert store.stats().outstanding == 0
@@ -102,7 +99,7 @@ class TestDispatchAndClaim:
             {"group_id": "../evil"},
         ],
     )
-    def test_a_group_that_cannot_settle_is_refused(self, store: RuleStore, wrong: dict[str, object]) -> None:
+    def test_a_group_that_cannot_settle_is_refused(self, store: Store, wrong: dict[str, object]) -> None:
         with pytest.raises(StoreError):
             store.dispatch([make_spec(0, **wrong)], incarnation=0)
         assert store.stats().next_serial == 0
@@ -142,7 +139,7 @@ class TestDispatchAndClaim:
 
 
 class TestPut:
-    def test_first_result_wins(self, store: RuleStore) -> None:
+    def test_first_result_wins(self, store: Store) -> None:
         store.dispatch([make_spec(0)], incarnation=0)
         slot = claim(store)[0]
         assert store.put(make_trajectory(slot, name="a"), slot) == "accepted"
@@ -152,7 +149,7 @@ class TestPut:
         assert (counters["accepted"], counters["duplicate"], counters["late"]) == (1, 1, 1)
         assert [t.trajectory_id for t in store.read_group("g0").trajectories] == ["a"]
 
-    def test_what_is_read_back_is_what_was_put(self, store: RuleStore) -> None:
+    def test_what_is_read_back_is_what_was_put(self, store: Store) -> None:
         store.dispatch([make_spec(0, group_size=1)], incarnation=0)
         (slot,) = claim(store)
         put = make_trajectory(slot, num_tokens=5000)
@@ -164,7 +161,7 @@ class TestPut:
         assert taken.spec == make_spec(0, group_size=1)
 
     def test_c42_one_result_is_stored_when_a_lease_expired_under_its_actor(
-        self, store: RuleStore, clock: ManualClock
+        self, store: Store, clock: ManualClock
     ) -> None:
         store.dispatch([make_spec(0, group_size=1)], incarnation=0)
         (first,) = claim(store, ttl_s=1.0)
@@ -179,7 +176,7 @@ class TestPut:
         assert [t.trajectory_id for t in group.trajectories] == ["first"]
         assert store.stats().counters["late"] == 1
 
-    def test_a_late_put_for_a_forgotten_group_is_late(self, store: RuleStore) -> None:
+    def test_a_late_put_for_a_forgotten_group_is_late(self, store: Store) -> None:
         settle(store, make_spec(0, group_size=1))
         store.record(make_entry(1, take(store)), incarnation=0)
         store.commit(1, incarnation=0)
@@ -198,7 +195,7 @@ class TestPut:
         assert store.put(make_trajectory(slot), slot) == "late"
         assert store.stats().stored_trajectories == 0
 
-    def test_a_trajectory_of_another_slot_or_run_is_refused(self, store: RuleStore) -> None:
+    def test_a_trajectory_of_another_slot_or_run_is_refused(self, store: Store) -> None:
         store.dispatch([make_spec(0), make_spec(1)], incarnation=0)
         slots = claim(store)
         with pytest.raises(RefusedError, match="member differs"):
@@ -211,7 +208,7 @@ class TestPut:
         assert store.stats().stored_trajectories == 0
         assert store.put(make_trajectory(slots[0]), slots[0]) == "accepted"
 
-    def test_a_slot_that_no_group_has_is_refused(self, store: RuleStore) -> None:
+    def test_a_slot_that_no_group_has_is_refused(self, store: Store) -> None:
         store.dispatch([make_spec(0, group_size=2)], incarnation=0)
         forged = Slot(
             group_id="g0",
@@ -229,7 +226,7 @@ class TestPut:
             store.put(make_trajectory(forged), forged)
         assert store.stats().counters["rejected.foreign"] == 1
 
-    def test_larger_than_reserved_is_kept_and_counted(self, store: RuleStore) -> None:
+    def test_larger_than_reserved_is_kept_and_counted(self, store: Store) -> None:
         store.dispatch([make_spec(0, group_size=1, member_bytes=100)], incarnation=0)
         (slot,) = claim(store)
         trajectory = make_trajectory(slot, num_tokens=4000)
@@ -245,21 +242,21 @@ class TestPut:
             store.put(make_trajectory(slot, num_tokens=4000), slot)
         assert store.stats().counters["rejected.too_large"] == 1
 
-    def test_timeouts_are_counted(self, store: RuleStore) -> None:
+    def test_timeouts_are_counted(self, store: Store) -> None:
         store.dispatch([make_spec(0)], incarnation=0)
         for slot in claim(store):
             store.put(make_trajectory(slot, version=None, finish="timeout"), slot)
         assert store.stats().counters["timeouts"] == 2
         assert take(store) == ["g0"]
 
-    def test_puts_from_many_threads_are_all_there(self, store: RuleStore) -> None:
+    def test_puts_from_many_threads_are_all_there(self, store: Store) -> None:
         store.dispatch([make_spec(i, group_size=4) for i in range(10)], incarnation=0)
         assert put_all(store, claim(store)) == ["accepted"] * 40
         assert take(store, 10) == [f"g{i}" for i in range(10)]
 
 
 class TestGroupRule:
-    def test_every_member_settles_the_group(self, store: RuleStore) -> None:
+    def test_every_member_settles_the_group(self, store: Store) -> None:
         store.dispatch([make_spec(0, group_size=2, min_group_size=1)], incarnation=0)
         first, second = claim(store)
         store.put(make_trajectory(first), first)
@@ -267,7 +264,7 @@ class TestGroupRule:
         store.put(make_trajectory(second), second)
         assert store.stats().settled_by_environment == {"calculator": 1}
 
-    def test_the_deadline_settles_what_arrived(self, store: RuleStore, clock: ManualClock) -> None:
+    def test_the_deadline_settles_what_arrived(self, store: Store, clock: ManualClock) -> None:
         store.dispatch([make_spec(0, group_size=4, min_group_size=2, deadline_s=60.0)], incarnation=0)
         clock.advance(500.0)  # Nobody has claimed it: the deadline has not begun.
         slots = claim(store, ttl_s=1e6)
@@ -284,7 +281,7 @@ class TestGroupRule:
         assert store.stats().counters["members.missing"] == 2
         assert store.stats().leased_slots == 0
 
-    def test_the_deadline_drops_what_is_too_little(self, store: RuleStore, clock: ManualClock) -> None:
+    def test_the_deadline_drops_what_is_too_little(self, store: Store, clock: ManualClock) -> None:
         store.dispatch([make_spec(0, group_size=3, min_group_size=2)], incarnation=0)
         slot = claim(store, ttl_s=1e6)[0]
         store.put(make_trajectory(slot), slot)
@@ -295,7 +292,7 @@ class TestGroupRule:
         assert stats.counters["trajectories.rejected.deadline"] == 1
         assert count_lost(stats) == 0
 
-    def test_c40_errors_are_retried_three_times_then_the_group_is_dropped(self, store: RuleStore) -> None:
+    def test_c40_errors_are_retried_three_times_then_the_group_is_dropped(self, store: Store) -> None:
         store.dispatch([make_spec(0, group_size=1), make_spec(1, group_size=1)], incarnation=0)
         attempts = []
         for _ in range(3):
@@ -308,7 +305,7 @@ class TestGroupRule:
         assert (counters["dropped.failed"], counters["errors.context"], counters["retried"]) == (1, 3, 2)
         assert store.stats().outstanding == 1
 
-    def test_a_failed_member_leaves_a_group_that_suffices(self, store: RuleStore) -> None:
+    def test_a_failed_member_leaves_a_group_that_suffices(self, store: Store) -> None:
         store.dispatch([make_spec(0, group_size=2, max_attempts=1)], incarnation=0)
         first, second = claim(store)
         store.put(make_trajectory(first), first)
@@ -316,7 +313,7 @@ class TestGroupRule:
         assert take(store) == ["g0"]
         assert store.put(make_trajectory(second), second) == "late"
 
-    def test_a_stale_failure_is_ignored(self, store: RuleStore, clock: ManualClock) -> None:
+    def test_a_stale_failure_is_ignored(self, store: Store, clock: ManualClock) -> None:
         store.dispatch([make_spec(0, group_size=1)], incarnation=0)
         (first,) = claim(store, ttl_s=1.0)
         clock.advance(2.0)
@@ -325,7 +322,7 @@ class TestGroupRule:
         assert store.heartbeat([second], ttl_s=10.0) == ()
         assert "errors.crash" not in store.stats().counters
 
-    def test_expired_leases_count_as_attempts(self, store: RuleStore, clock: ManualClock) -> None:
+    def test_expired_leases_count_as_attempts(self, store: Store, clock: ManualClock) -> None:
         store.dispatch([make_spec(0, group_size=1, max_attempts=2, deadline_s=1e6)], incarnation=0)
         for _ in range(2):
             assert len(claim(store, ttl_s=1.0)) == 1
@@ -334,7 +331,7 @@ class TestGroupRule:
         assert store.stats().counters["expired"] == 2
         assert store.stats().counters["dropped.failed"] == 1
 
-    def test_heartbeats_keep_a_lease(self, store: RuleStore, clock: ManualClock) -> None:
+    def test_heartbeats_keep_a_lease(self, store: Store, clock: ManualClock) -> None:
         store.dispatch([make_spec(0, deadline_s=1e6)], incarnation=0)
         slots = claim(store, ttl_s=10.0)
         for _ in range(5):
@@ -343,7 +340,7 @@ class TestGroupRule:
         assert store.settle_expired() == 1
         assert store.heartbeat(slots, ttl_s=10.0) == (slots[1],)
 
-    def test_a_released_slot_does_not_count_as_an_attempt(self, store: RuleStore) -> None:
+    def test_a_released_slot_does_not_count_as_an_attempt(self, store: Store) -> None:
         store.dispatch([make_spec(0, group_size=1, max_attempts=1)], incarnation=0)
         (slot,) = claim(store)
         store.release_slot(slot)
@@ -351,7 +348,7 @@ class TestGroupRule:
         assert again.attempt == 0
         assert store.put(make_trajectory(again), again) == "accepted"
 
-    def test_reasons_from_outside_cannot_flood_the_counters(self, store: RuleStore) -> None:
+    def test_reasons_from_outside_cannot_flood_the_counters(self, store: Store) -> None:
         store.dispatch([make_spec(0, group_size=300)], incarnation=0)
         reasons = [f"reason{i}" if i % 2 else "Odd: one" for i in range(300)]
         with ThreadPoolExecutor(16) as pool:
@@ -362,36 +359,34 @@ class TestGroupRule:
 
 
 class TestTake:
-    def test_takes_in_order_and_only_once(self, store: RuleStore) -> None:
+    def test_takes_in_order_and_only_once(self, store: Store) -> None:
         settle(store, make_spec(0), make_spec(1), make_spec(2))
         assert take(store, 2) == ["g0", "g1"]
         assert take(store, 2) == []
         assert take(store, 1) == ["g2"]
 
-    def test_waits_until_its_deadline(self, store: RuleStore, clock: ManualClock) -> None:
+    def test_waits_until_its_deadline(self, store: Store, clock: ManualClock) -> None:
         store.dispatch([make_spec(0)], incarnation=0)
         taken, choice = store.take(incarnation=0, choose=oldest_first(1), timeout_s=7.0)
         assert taken == ()
         assert choice.missing == 1
         assert clock.wall_s() == pytest.approx(1007.0)
 
-    def test_the_wait_ends_when_a_deadline_settles_a_group(
-        self, store: RuleStore, clock: ManualClock
-    ) -> None:
+    def test_the_wait_ends_when_a_deadline_settles_a_group(self, store: Store, clock: ManualClock) -> None:
         store.dispatch([make_spec(0, group_size=2, deadline_s=5.0)], incarnation=0)
         slot = claim(store, ttl_s=1e6)[0]
         store.put(make_trajectory(slot), slot)
         assert take(store, timeout_s=100.0) == ["g0"]
         assert clock.wall_s() == pytest.approx(1005.0, abs=0.03)
 
-    def test_the_wait_ends_when_a_group_is_dropped(self, store: RuleStore, clock: ManualClock) -> None:
+    def test_the_wait_ends_when_a_group_is_dropped(self, store: Store, clock: ManualClock) -> None:
         store.dispatch([make_spec(0, deadline_s=5.0)], incarnation=0)
         claim(store, ttl_s=1e6)
         assert take(store, timeout_s=100.0) == []
         assert clock.wall_s() == pytest.approx(1005.0, abs=0.03)
         assert store.stats().outstanding == 0
 
-    def test_choose_sees_what_the_staleness_rule_needs(self, store: RuleStore) -> None:
+    def test_choose_sees_what_the_staleness_rule_needs(self, store: Store) -> None:
         store.dispatch([make_spec(0), make_spec(1), make_spec(2, environment="web")], incarnation=0)
         store.put(make_trajectory(slot := claim(store, 1, version=PolicyVersion(0, 5))[0]), slot)
         claim(store, 1, version=PolicyVersion(0, 7))
@@ -407,7 +402,7 @@ class TestTake:
         assert [g.start for g in seen] == [PolicyVersion(0, 0), PolicyVersion(0, 6), None]
         assert [g.num_bytes > 0 for g in seen] == [True, True, True]
 
-    def test_stale_groups_are_rejected_in_the_same_breath(self, store: RuleStore) -> None:
+    def test_stale_groups_are_rejected_in_the_same_breath(self, store: Store) -> None:
         settle(store, make_spec(0), make_spec(1))
         taken, choice = store.take(
             incarnation=0,
@@ -420,13 +415,13 @@ class TestTake:
         assert (stats.counters["rejected.stale"], stats.counters["trajectories.rejected.stale"]) == (1, 2)
         assert stats.outstanding == 1
 
-    def test_only_stale_groups_end_the_wait_at_once(self, store: RuleStore, clock: ManualClock) -> None:
+    def test_only_stale_groups_end_the_wait_at_once(self, store: Store, clock: ManualClock) -> None:
         settle(store, make_spec(0))
         choices = iter([Choice(stale=("g0",)), Choice(missing=1)])
         taken, choice = store.take(incarnation=0, choose=lambda groups: next(choices), timeout_s=50.0)
         assert (taken, choice.stale, clock.wall_s()) == ((), ("g0",), 1000.0)
 
-    def test_works_with_the_staleness_rules(self, store: RuleStore) -> None:
+    def test_works_with_the_staleness_rules(self, store: Store) -> None:
         settle(store, *(make_spec(i, group_size=1) for i in range(4)))
         rule = StalenessSettings(max_staleness=1, on_stale="drop")
 
@@ -442,14 +437,14 @@ class TestTake:
         assert choose_at(2) == []
         assert store.stats().counters["rejected.stale"] == 2
 
-    def test_release_puts_back(self, store: RuleStore) -> None:
+    def test_release_puts_back(self, store: Store) -> None:
         settle(store, make_spec(0))
         take(store)
         store.release("g0", incarnation=0)
         store.release("g0", incarnation=0)
         assert take(store) == ["g0"]
 
-    def test_reject_frees_the_space_and_dispatches_the_replacement(self, store: RuleStore) -> None:
+    def test_reject_frees_the_space_and_dispatches_the_replacement(self, store: Store) -> None:
         settle(store, make_spec(0), make_spec(1))
         take(store)
         replacement = make_spec(2, group_id="g0-again")
@@ -461,14 +456,14 @@ class TestTake:
         assert stats.counters["trajectories.rejected.no_signal"] == 2
         assert {slot.group_id for slot in claim(store)} == {"g0-again"}
 
-    def test_only_taken_groups_can_be_rejected(self, store: RuleStore) -> None:
+    def test_only_taken_groups_can_be_rejected(self, store: Store) -> None:
         settle(store, make_spec(0))
         with pytest.raises(StoreError, match=r"not in the learner's hands \(got settled, limit taken\)"):
             store.reject("g0", incarnation=0, reason="stale")
 
 
 class TestJournal:
-    def test_recorded_groups_are_outstanding_until_published(self, store: RuleStore) -> None:
+    def test_recorded_groups_are_outstanding_until_published(self, store: Store) -> None:
         settle(store, make_spec(0), make_spec(1))
         store.record(make_entry(1, take(store)), incarnation=0)
         stats = store.stats()
@@ -480,14 +475,14 @@ class TestJournal:
         assert store.stats().outstanding == 1
         assert store.stats().published == PolicyVersion(0, 1)
 
-    def test_one_publish_covers_the_steps_before_it(self, store: RuleStore) -> None:
+    def test_one_publish_covers_the_steps_before_it(self, store: Store) -> None:
         settle(store, *(make_spec(i) for i in range(3)))
         for step in (1, 2, 3):
             store.record(make_entry(step, take(store)), incarnation=0)
         store.publish(PolicyVersion(0, 2), incarnation=0)
         assert store.stats().outstanding == 1
 
-    def test_recording_moves_bytes_from_live_to_retained(self, store: RuleStore) -> None:
+    def test_recording_moves_bytes_from_live_to_retained(self, store: Store) -> None:
         settle(store, make_spec(0))
         live = store.stats().live_bytes
         assert live > 0
@@ -498,7 +493,7 @@ class TestJournal:
         assert (stats.retained_bytes, stats.stored_trajectories, stats.journal_steps) == (0, 0, None)
         assert stats.counters["trajectories.committed"] == 2
 
-    def test_recording_twice_is_once(self, store: RuleStore) -> None:
+    def test_recording_twice_is_once(self, store: Store) -> None:
         settle(store, make_spec(0), make_spec(1))
         entry = make_entry(1, take(store))
         store.record(entry, incarnation=0)
@@ -508,7 +503,7 @@ class TestJournal:
             store.record(make_entry(1, take(store)), incarnation=0)
         assert store.stats().counters["recorded"] == 1
 
-    def test_a_batch_holds_taken_groups_once_each(self, store: RuleStore) -> None:
+    def test_a_batch_holds_taken_groups_once_each(self, store: Store) -> None:
         settle(store, make_spec(0), make_spec(1))
         with pytest.raises(StoreError, match=r"not in the learner's hands \(got settled"):
             store.record(make_entry(1, ["g0"]), incarnation=0)
@@ -528,7 +523,7 @@ class TestJournal:
             store.record(entry, incarnation=0)
         assert store.stats().retained_bytes == 0
 
-    def test_commit_forgets_up_to_a_step(self, store: RuleStore) -> None:
+    def test_commit_forgets_up_to_a_step(self, store: Store) -> None:
         settle(store, *(make_spec(i) for i in range(3)))
         for step in (1, 2, 3):
             store.record(make_entry(step, take(store)), incarnation=0)
@@ -542,14 +537,14 @@ class TestJournal:
 
 
 class TestRewind:
-    def test_the_first_learner_has_no_fork(self, store: RuleStore) -> None:
+    def test_the_first_learner_has_no_fork(self, store: Store) -> None:
         rewound = store.rewind(0)
         assert (rewound.incarnation, rewound.journal) == (0, ())
         assert store.stats().forks == ()
         assert store.rewind(0).incarnation == 1
         assert store.stats().forks == (Fork(1, 0),)
 
-    def test_hands_back_the_journal_after_the_step(self, store: RuleStore) -> None:
+    def test_hands_back_the_journal_after_the_step(self, store: Store) -> None:
         store.rewind(0)
         settle(store, *(make_spec(i) for i in range(4)))
         entries = [make_entry(step, take(store)) for step in (1, 2, 3) if step]
@@ -568,7 +563,7 @@ class TestRewind:
         assert stats.settled_groups == 1
         assert [t.member for t in store.read_group("g1").trajectories] == [0, 1]
 
-    def test_replay_is_idempotent_ordered_and_exact(self, store: RuleStore) -> None:
+    def test_replay_is_idempotent_ordered_and_exact(self, store: Store) -> None:
         store.rewind(0)
         settle(store, *(make_spec(i) for i in range(3)))
         entries = [make_entry(step, take(store)) for step in (1, 2)]
@@ -594,7 +589,7 @@ class TestRewind:
         assert stats.counters["trajectories.recorded"] == 6
         assert stats.counters["replayed"] == 2
 
-    def test_older_learners_are_fenced_and_actors_are_not(self, store: RuleStore) -> None:
+    def test_older_learners_are_fenced_and_actors_are_not(self, store: Store) -> None:
         store.rewind(0)
         store.dispatch([make_spec(0), make_spec(1)], incarnation=0)
         slots = claim(store)
@@ -618,11 +613,11 @@ class TestRewind:
         assert [store.put(make_trajectory(slot), slot) for slot in slots[2:]] == ["accepted"] * 2
         assert take(store, 2, incarnation=1) == ["g0", "g1"]
 
-    def test_a_learner_that_never_began_is_refused(self, store: RuleStore) -> None:
+    def test_a_learner_that_never_began_is_refused(self, store: Store) -> None:
         with pytest.raises(StoreError, match="never began"):
             store.dispatch([make_spec(0)], incarnation=1)
 
-    def test_open_groups_get_their_whole_deadline_again(self, store: RuleStore, clock: ManualClock) -> None:
+    def test_open_groups_get_their_whole_deadline_again(self, store: Store, clock: ManualClock) -> None:
         store.rewind(0)
         store.dispatch([make_spec(0, deadline_s=60.0, min_group_size=2)], incarnation=0)
         slots = claim(store, ttl_s=1e6)
@@ -633,7 +628,7 @@ class TestRewind:
             assert store.put(make_trajectory(slot), slot) == "accepted"
         assert take(store, incarnation=1) == ["g0"]
 
-    def test_truncated_entries_are_takeable_again(self, store: RuleStore) -> None:
+    def test_truncated_entries_are_takeable_again(self, store: Store) -> None:
         store.rewind(0)
         settle(store, *(make_spec(i) for i in range(2)))
         for step in (1, 2):
@@ -649,7 +644,7 @@ class TestRewind:
         store.record(make_entry(2, ["g1"], incarnation=1, digest="anew"), incarnation=1)
         assert store.stats().counters["trajectories.recorded"] == 4
 
-    def test_c35_the_fork_moves_forward_only_over_what_was_remade(self, store: RuleStore) -> None:
+    def test_c35_the_fork_moves_forward_only_over_what_was_remade(self, store: Store) -> None:
         store.rewind(0)
         settle(store, *(make_spec(i) for i in range(3)))
         entries = [make_entry(step, take(store)) for step in (1, 2)]
@@ -664,7 +659,7 @@ class TestRewind:
         store.advance_fork(0, incarnation=1)
         assert store.stats().forks == (Fork(1, 1),)
 
-    def test_c32_credit_after_recovery_comes_from_the_state(self, store: RuleStore) -> None:
+    def test_c32_credit_after_recovery_comes_from_the_state(self, store: Store) -> None:
         rule, groups_per_batch = StalenessSettings(max_staleness=4), 32
         # A checkpoint of version 100 meets a new store: the credit is 5 batches, not 105.
         store.rewind(100)
@@ -675,7 +670,7 @@ class TestRewind:
         store.rewind(100)
         assert dispatch_allowance(rule, groups_per_batch, store.stats().outstanding) == 0
 
-    def test_a_new_store_takes_a_checkpoint_from_elsewhere(self, store: RuleStore) -> None:
+    def test_a_new_store_takes_a_checkpoint_from_elsewhere(self, store: Store) -> None:
         assert store.rewind(40).incarnation == 0
         assert store.stats().published == PolicyVersion(0, 40)
         settle(store, make_spec(0))
@@ -684,26 +679,26 @@ class TestRewind:
 
 
 class TestInspection:
-    def test_stats_of_a_new_store(self, store: RuleStore) -> None:
+    def test_stats_of_a_new_store(self, store: Store) -> None:
         stats = store.stats()
         assert (stats.run_id, stats.incarnation, stats.published) == ("run-1", 0, PolicyVersion(0, 0))
         assert (stats.outstanding, stats.next_serial, stats.oldest_s) == (0, 0, 0.0)
         assert (stats.journal_steps, stats.counters, stats.settled_by_environment) == (None, {}, {})
 
-    def test_age_of_the_oldest_group(self, store: RuleStore, clock: ManualClock) -> None:
+    def test_age_of_the_oldest_group(self, store: Store, clock: ManualClock) -> None:
         store.dispatch([make_spec(0)], incarnation=0)
         clock.advance(12.0)
         store.dispatch([make_spec(1)], incarnation=0)
         assert store.stats().oldest_s == 12.0
 
-    def test_scan_shows_every_group_in_order(self, store: RuleStore) -> None:
+    def test_scan_shows_every_group_in_order(self, store: Store) -> None:
         settle(store, make_spec(0), make_spec(1))
         store.dispatch([make_spec(2)], incarnation=0)
         store.record(make_entry(1, take(store)), incarnation=0)
         take(store)
         assert [(g.group_id, g.settled) for g in store.scan()] == [("g0", True), ("g1", True), ("g2", False)]
 
-    def test_c52_live_entries_are_those_not_committed(self, store: RuleStore) -> None:
+    def test_c52_live_entries_are_those_not_committed(self, store: Store) -> None:
         for step in range(1, 31):
             settle(store, make_spec(step - 1, group_size=4))
             store.record(make_entry(step, take(store)), incarnation=0)
@@ -715,7 +710,7 @@ class TestInspection:
         assert count_lost(stats) == 0
 
 
-def test_an_operation_that_fails_changes_nothing_and_harms_no_neighbor(store: RuleStore) -> None:
+def test_an_operation_that_fails_changes_nothing_and_harms_no_neighbor(store: Store) -> None:
     """Good and refused calls race into the same commits."""
     store.dispatch([make_spec(i, group_size=1) for i in range(40)], incarnation=0)
     slots = claim(store)

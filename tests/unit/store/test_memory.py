@@ -26,9 +26,9 @@ def test_a_failed_operation_is_undone() -> None:
         txn.put(b"a/4", b"new")
         raise KeyError("stop")
 
-    engine.write(prepare, grows=True)
+    engine.write(prepare)
     with pytest.raises(KeyError):
-        engine.write(fail, grows=True)
+        engine.write(fail)
     assert engine.read(lambda txn: list(txn.scan(b""))) == [(b"a/1", b"one"), (b"a/2", b"two")]
 
 
@@ -39,7 +39,7 @@ def test_scans_are_in_order_and_within_their_prefix() -> None:
         for key in (b"b/1", b"a/2", b"a/10", b"a", b"a/1"):
             txn.put(key, key)
 
-    engine.write(prepare, grows=True)
+    engine.write(prepare)
     assert engine.read(lambda txn: [key for key, _ in txn.scan(b"a/")]) == [b"a/1", b"a/10", b"a/2"]
     assert engine.read(lambda txn: [key for key, _ in txn.scan(b"a/", b"a/10")]) == [b"a/10", b"a/2"]
     assert engine.read(lambda txn: txn.first(b"c/")) is None

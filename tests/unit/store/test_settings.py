@@ -55,12 +55,45 @@ def test_more_checkpoints_retain_more() -> None:
         check_capacity(StoreSettings(**JUST_ENOUGH), **WORKS, checkpoints_kept=2)
 
 
-def test_a_file_smaller_than_the_capacities_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"map_bytes=2000000 is less than .* = 2000001"):
-        StoreSettings(map_bytes=2_000_000, capacity_bytes=2_000_000, retained_capacity_bytes=1)
-    StoreSettings(engine="memory", map_bytes=2_000_000)
-
-
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(ValidationError, match="capacity_group"):
         StoreSettings(capacity_group=8)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({}, r"needs store.url, e.g. \"redis://127.0.0.1:6379/0\""),
+        ({"url": "redis://:secret@127.0.0.1"}, "must not hold a user or a password.*store.password_env"),
+        ({"url": "http://127.0.0.1"}, "store.url is not an address .*rediss:// for TLS"),
+        ({"url": "redis://127.0.0.1/x"}, "store.url is not an address"),
+        ({"url": "redis://store.example"}, "in the clear to store.example. Use rediss://"),
+        ({"url": "redis://127.0.0.1", "tls_ca_file": "ca.pem"}, "are for rediss:// addresses"),
+        ({"url": "rediss://store.example", "tls_key_file": "key.pem"}, "belong together"),
+        ({"url": "redis://127.0.0.1", "username": "forebay"}, "needs store.password_env"),
+    ],
+)
+def test_addresses_that_cannot_or_should_not_be_used_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        StoreSettings(engine="redis", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("url", "allow_plaintext"),
+    [
+        ("redis://127.0.0.1:6379/3", False),
+        ("redis://localhost", False),
+        ("redis://[::1]:6379", False),
+        ("rediss://store.example:6380", False),
+        ("redis://store.example", True),
+    ],
+)
+def test_addresses_that_may_be_used(url: str, allow_plaintext: bool) -> None:
+    settings = StoreSettings(engine="redis", url=url, allow_plaintext=allow_plaintext)
+    assert settings.url == url
+
+
+def test_address_with_a_wrong_password_is_not_repeated_in_the_error() -> None:
+    with pytest.raises(ValidationError) as caught:
+        StoreSettings(engine="redis", url="redis://:hunter2@127.0.0.1")
+    assert "hunter2" not in str(caught.value.errors()[0]["msg"])

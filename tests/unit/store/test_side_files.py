@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.errors import WireError
+from forebay.errors import StoreError, WireError
 from forebay.store.side_files import SideFiles
 
 DEAD = "999999999-17-" + "0" * 24
@@ -37,6 +38,37 @@ def test_names_from_the_store_cannot_leave_the_directory(files: SideFiles, tmp_p
         files.read(name)
     files.remove(name)
     assert (tmp_path / "store.json").exists()
+
+
+@pytest.mark.parametrize("error", ["too many files", "a disk that gives nothing back"])
+def test_what_can_be_mended_is_no_damage(
+    files: SideFiles, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    """Only what no retry mends may throw a trajectory away."""
+    number, kind = {"too many files": (errno.EMFILE, StoreError)}.get(error, (errno.EIO, WireError))
+    name = files.write(b"frame")
+
+    def fail(path: Path) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(kind, match="side file cannot be read"):
+        files.read(name)
+
+
+def test_a_directory_or_a_huge_file_in_the_place_of_a_frame_is_refused(
+    files: SideFiles, tmp_path: Path
+) -> None:
+    for number, (reason, place) in enumerate((("not_a_file", Path.mkdir), ("too_large", Path.touch))):
+        path = tmp_path / "payloads" / (DEAD[:-1] + str(number))
+        place(path)
+        if path.is_file():
+            os.truncate(path, (1 << 30) + 1)
+        with pytest.raises(WireError) as caught:
+            files.read(path.name)
+        assert caught.value.reason == reason
+        files.remove(path.name)
+    assert [path.name for path in (tmp_path / "payloads").iterdir()] == [DEAD[:-1] + "0"]
 
 
 def test_sweep_removes_only_what_is_dead_and_unused(files: SideFiles, tmp_path: Path) -> None:

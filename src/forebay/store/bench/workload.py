@@ -1,0 +1,204 @@
+"""The work of the benchmark: groups of trajectories of one size, from many writers to one reader."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from forebay.staleness import Choice, OutstandingGroup
+from forebay.store.bench.processes import Body, Gate, Pace, Sample, Window, work
+from forebay.store.opening import open_store
+from forebay.store.protocol import Chooser, GroupSpec, JournalEntry, Slot, Store
+from forebay.store.settings import StoreSettings
+from forebay.trajectory import ActionSpan, PolicyVersion, Sampling, StepRecord, Task, Trajectory, VersionSpan
+from forebay.trajectory import Sequence as Branch
+
+RUN_ID = "bench"
+GROUP_SIZE = 8
+ORIGIN = PolicyVersion(0, 0)
+_LEASE_S = 600.0
+_IDLE_S = 0.005
+_NOT_TIMED = -1.0
+_TOKEN_BYTES = 8  # an int32 token and the float32 logprob of an action
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process of a layout is given.
+
+    Args:
+        settings: The store's settings, as JSON types.
+        payload_bytes: Size of a trajectory.
+        in_flight: Puts that a writer makes at once.
+        batch_groups: Groups that the reader takes at once.
+        puts_per_s: Puts of this writer; 0 for as many as possible.
+        number: Which writer it is.
+        drains: Whether the reader only removes what arrived, as that of a bare baseline does.
+    """
+
+    settings: dict[str, Any]
+    payload_bytes: int
+    in_flight: int
+    batch_groups: int
+    puts_per_s: float = 0.0
+    number: int = 0
+    drains: bool = False
+
+    def open(self) -> Store:
+        """Open the store."""
+        return open_store(StoreSettings(**self.settings), RUN_ID)
+
+
+def make_branch(payload_bytes: int) -> Branch:
+    """Return a branch whose frame has about `payload_bytes` bytes."""
+    num_tokens = max(1, payload_bytes // _TOKEN_BYTES)
+    rng = np.random.default_rng(0)
+    return Branch(
+        tokens=rng.integers(0, 32_000, num_tokens, dtype=np.int32),
+        action_spans=(ActionSpan(0, num_tokens, 0),),
+        behavior_logprobs=-rng.random(num_tokens, dtype=np.float32),
+        version_spans=(VersionSpan(num_tokens, ORIGIN, ORIGIN),),
+        sampling=Sampling(),
+    )
+
+
+def make_trajectory(branch: Branch, slot: Slot, put_s: float = 0.0) -> Trajectory:
+    """Return the result of a slot; `put_s` is read back where it is taken."""
+    return Trajectory(
+        trajectory_id=f"{slot.group_id}.{slot.member}",
+        run_id=slot.run_id,
+        incarnation=slot.incarnation,
+        group_id=slot.group_id,
+        group_size=slot.group_size,
+        member=slot.member,
+        attempt=slot.attempt,
+        task_id=slot.task.task_id,
+        environment=slot.task.environment,
+        sequences=(branch,),
+        steps=(StepRecord(1.0, "stop", 0.0, 0.1, 0.2),),
+        reward=1.0,
+        terminated=True,
+        truncated=False,
+        finish="terminated",
+        started_s=0.0,
+        finished_s=put_s,
+    )
+
+
+def make_specs(first: int, stop: int, payload_bytes: int, group_size: int = GROUP_SIZE) -> list[GroupSpec]:
+    """Return the groups of serials `first` to `stop`."""
+    return [
+        GroupSpec(
+            group_id=f"g{serial:08d}",
+            serial=serial,
+            task=Task(task_id="t", environment="bench", payload={"question": "17+25*3"}),
+            group_size=group_size,
+            min_group_size=group_size,
+            min_version=ORIGIN,
+            deadline_s=_LEASE_S,
+            member_bytes=payload_bytes + 4096,
+        )
+        for serial in range(first, stop)
+    ]
+
+
+def oldest_settled(num_groups: int, *, drains: bool = False) -> Chooser:
+    """Choose the oldest settled groups, once there are enough; to take them, or to drain them."""
+
+    def choose(groups: Sequence[OutstandingGroup]) -> Choice:
+        found = tuple(islice((group.group_id for group in groups if group.settled), num_groups))
+        if len(found) < num_groups:
+            return Choice(missing=num_groups - len(found))
+        return Choice(stale=found) if drains else Choice(take=found)
+
+    return choose
+
+
+def write(job: Job, gate: Gate) -> Sample:
+    """Claim members and put trajectories, several at once, as an actor process does."""
+    store = job.open()
+    branch = make_branch(job.payload_bytes)
+    slots: SimpleQueue[Slot] = SimpleQueue()
+
+    def claim(window: Window) -> list[float]:
+        while time.monotonic() < window.end_s:
+            if slots.qsize() >= 4 * job.in_flight or not _claim(store, 8 * job.in_flight, slots):
+                time.sleep(_IDLE_S)
+        return []
+
+    def putting(thread: int) -> Body:
+        interval_s = job.in_flight / job.puts_per_s if job.puts_per_s else 0.0
+        phase = (thread + job.number / 16) / job.in_flight
+
+        def put(window: Window) -> list[float]:
+            pace = Pace(interval_s, window.warm_s + phase * interval_s)
+            latencies = []
+            while (now_s := time.monotonic()) < window.end_s:
+                try:
+                    slot = slots.get(timeout=max(0.001, window.end_s - now_s))
+                except Empty:
+                    break
+                began_s = pace.wait()
+                store.put(make_trajectory(branch, slot, began_s), slot)
+                ended_s = time.monotonic()
+                if window.holds(ended_s):
+                    latencies.append(ended_s - began_s)
+            return latencies
+
+        return put
+
+    try:
+        return work(gate.pass_through(), [claim, *map(putting, range(job.in_flight))])
+    finally:
+        store.close()
+
+
+def _claim(store: Store, num_slots: int, slots: SimpleQueue[Slot]) -> bool:
+    claimed = store.claim(num_slots, ttl_s=_LEASE_S, actor="bench", version=ORIGIN)
+    for slot in claimed:
+        slots.put(slot)
+    return bool(claimed)
+
+
+def read(job: Job, gate: Gate) -> Sample:
+    """Dispatch, take batches, record and commit them, as the learner does."""
+    store = job.open()
+    incarnation = store.rewind(0).incarnation
+    choose = oldest_settled(job.batch_groups, drains=job.drains)
+
+    def take(window: Window) -> list[float]:
+        latencies: list[float] = []
+        dispatched = step = gone_groups = 0
+        while time.monotonic() < window.end_s:
+            wanted = gone_groups + 4 * job.batch_groups
+            if dispatched < wanted:
+                store.dispatch(make_specs(dispatched, wanted, job.payload_bytes), incarnation=incarnation)
+                dispatched = wanted
+            groups, choice = store.take(incarnation=incarnation, choose=choose, timeout_s=0.1)
+            gone_groups += len(groups) + len(choice.stale)
+            now_s = time.monotonic()
+            if window.holds(now_s):
+                latencies += [now_s - t.finished_s for group in groups for t in group.trajectories]
+                latencies += [_NOT_TIMED] * (GROUP_SIZE * len(choice.stale))
+            if groups:
+                step += 1
+                store.record(make_entry(step, [g.spec.group_id for g in groups]), incarnation=incarnation)
+                store.commit(step, incarnation=incarnation)
+        return latencies
+
+    try:
+        return work(gate.pass_through(), [take])
+    finally:
+        store.close()
+
+
+def make_entry(step: int, group_ids: list[str]) -> JournalEntry:
+    """Return the journal entry of a batch."""
+    return JournalEntry(
+        step=step, now=PolicyVersion(0, step - 1), forks=(), group_ids=tuple(group_ids), digest=f"{step:016x}"
+    )
