@@ -28,8 +28,10 @@ check: setup  ## format, lint, types, layers
 bench: setup  ## measure how busy the learner is: one JSON object on stdout
 	@$(RUN) benchmarks/utilization.py --json --quick
 
-soak: setup  ## kill processes of a run at random moments, and account for every trajectory
+soak: setup  ## kill processes of a store and of a run at random moments, and account for every trajectory
+	$(RUN) tests/system/store_kills.py --kills 300
 	$(RUN) tests/system/soak.py --kills 20
+	$(RUN) tests/system/soak.py --kills 20 --redis
 
 docs: setup  ## build the documentation into site/
 	@$(RUN) -m uv pip install --quiet --python $(RUN) --require-hashes -r requirements/docs.txt

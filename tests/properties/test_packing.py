@@ -52,6 +52,7 @@ def test_every_token_lies_in_exactly_one_slot(lengths: list[int], settings: Batc
             target_positions=np.concatenate([np.empty(0, np.int64), *(np.arange(n) for n in lengths)]),
             advantages=np.ones(total, np.float32),
             behavior_logprobs=np.zeros(total, np.float32),
+            staleness=np.zeros(total, np.int64),
         ),
     )
     real = buffers.segment_ids > 0
@@ -133,14 +134,15 @@ def test_a_batch_trains_each_fresh_token_once_with_its_own_logprob(
 ) -> None:
     settings = BatchingSettings(max_length=40, rows=2, max_programs=4)
     now = PolicyVersion(4, 100)
+    rewards = [float(i % 2) for i in range(len(drawn))]
     batch = build_batch(
-        [group(*(trajectory(one, reward=float(i % 2)) for i, one in enumerate(drawn)))],
+        [group(*(trajectory(one, reward=reward) for one, reward in zip(drawn, rewards, strict=True)))],
         now=now,
         forks=(),
         staleness=StalenessSettings(max_staleness=max_staleness, on_stale="mask"),
         settings=settings,
         ladder=build_ladder(settings),
-        advantage=group_mean,
+        advantages=[group_mean(rewards)],
         denominator=token_mean,
     )
     expected: Counter[tuple[int, float]] = Counter()

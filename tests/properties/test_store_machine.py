@@ -23,6 +23,7 @@ from forebay.clock import ManualClock
 from forebay.store import GroupSpec, Slot, StoreSettings, count_lost, open_store
 from forebay.trajectory import PolicyVersion, Trajectory
 from forebay.wire import encode
+from tests.redis_server import EVERYSEC, empty_server, needs_redis
 from tests.unit.store.builders import RUN, make_entry, make_spec, make_trajectory, oldest_first
 from tests.unit.store.model import StoreModel
 
@@ -46,6 +47,7 @@ class StoreMachine(RuleBasedStateMachine):
             capacity_bytes=CAPACITY_BYTES,
             path=self.directory / "store",
             **self.engine,
+            **({"url": empty_server(*EVERYSEC).url} if self.engine["engine"] == "redis" else {}),
         )
         self.store = open_store(self.settings, RUN, self.clock)
         self.model = StoreModel(CAPACITY_GROUPS, CAPACITY_BYTES, now_s=1000.0)
@@ -237,7 +239,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def crash_and_reopen(self) -> None:
-        if self.settings.engine == "lmdb":
+        if self.settings.engine != "memory":
             self.store.close()
             self.store = open_store(self.settings, RUN, self.clock)
 
@@ -274,8 +276,9 @@ class StoreMachine(RuleBasedStateMachine):
         ({"engine": "memory"}, 150),
         ({"engine": "lmdb", "durability": "os"}, 60),
         ({"engine": "lmdb", "durability": "os", "side_file_bytes": 0}, 20),
+        pytest.param({"engine": "redis", "durability": "os"}, 20, marks=needs_redis),
     ],
-    ids=["memory", "lmdb", "lmdb-side-files"],
+    ids=["memory", "lmdb", "lmdb-side-files", "redis"],
 )
 def test_store_equals_its_model(engine: dict[str, Any], max_examples: int) -> None:
     machine = type("Machine", (StoreMachine,), {"engine": engine})

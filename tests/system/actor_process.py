@@ -38,8 +38,8 @@ def main() -> None:
     make = {"work": lambda _: SlowCalculator(), "block": lambda _: Scripted(step=block)}[mode]
     settings = ActorSettings(
         episodes_per_process=64,
-        lease_ttl_s=1.0,
-        heartbeat_s=0.2,
+        lease_ttl_s=3.0,
+        heartbeat_s=0.3,
         drain_s=20.0,
         blocked_s=0.2 if mode == "block" else 30.0,
         blocked_limit_s=0.6 if mode == "block" else 60.0,

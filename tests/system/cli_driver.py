@@ -5,12 +5,16 @@ Reads a JSON list of argument lists, and writes a JSON list of [exit code, stdou
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 import tempfile
+from typing import Any
 
-from forebay.cli import main
+import typer
+
+from forebay.cli import app, main
 
 
 def run(arguments: list[str]) -> tuple[int, str, str]:
@@ -29,5 +33,14 @@ def run(arguments: list[str]) -> tuple[int, str, str]:
         return os.waitstatus_to_exitcode(status), out.read().decode(), err.read().decode()
 
 
+def import_all() -> None:
+    """Import what commands import when they are called, once for all of them."""
+    importlib.import_module("forebay.models.checkpoint_io")
+    pending: list[Any] = [typer.main.get_command(app)]
+    while pending:
+        pending += getattr(pending.pop(), "commands", {}).values()
+
+
 if __name__ == "__main__":
+    import_all()
     json.dump([run(arguments) for arguments in json.load(sys.stdin)], sys.stdout)

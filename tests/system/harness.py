@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import psutil
 
@@ -32,12 +32,13 @@ from forebay.weights.layout import read_marker
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("harness.toml")
-Role = Literal["learner", "generator", "actor", "all"]
+Role = Literal["learner", "generator", "actor", "all", "server"]
 COMMANDS: dict[str, str] = {"learn": "learner", "generate": "generator", "act": "actor"}
 # Between any two arrows of the loop, and within publishing, saving and resuming.
 POINTS: tuple[Point, ...] = (
-    "taken", "packed", "recorded", "stepped", "measured", "weights_written", "weights_visible", "published",
-    "checkpoint_written", "checkpoint_installed", "checkpointed", "rewound", "replayed",
+    "taken", "packed", "recorded", "stepped", "measured", "weights_writing", "weights_written",
+    "weights_visible", "published", "checkpoint_writing", "checkpoint_written", "checkpoint_installed",
+    "checkpointed", "rewound", "replayed",
 )  # fmt: skip
 _RESUMING = ("rewound", "replayed")
 _POLL_S = 0.02
@@ -47,7 +48,7 @@ _POINT_PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Kill:
-    """One planned kill -9.
+    """One planned kill -9; a server is started again at once.
 
     Args:
         step: It happens when this step has been trained.
@@ -65,12 +66,20 @@ class Kill:
 
 
 def plan_kills(
-    num_kills: int, seed: int, points: tuple[Point, ...] = POINTS, gap_steps: int = 5
+    num_kills: int, seed: int, points: tuple[Point, ...] = POINTS, gap_steps: int = 5, *, served: bool = False
 ) -> tuple[Kill, ...]:
-    """Plan kills from a seed: half of them at points of the loop, the others at random moments."""
+    """Plan kills from a seed: half of them at points of the loop, the others at random moments.
+
+    Args:
+        num_kills: How many.
+        seed: Decides who dies when.
+        points: Where in its loop the learner dies.
+        gap_steps: Steps between two kills.
+        served: Whether the store lives on a server, which dies too.
+    """
     rng = random.Random(seed)
     order = rng.sample(points, len(points)) * (1 + num_kills // len(points))
-    roles: list[Role] = ["all", "generator", "actor", "learner"]
+    roles: list[Role] = ["all", "generator", "actor", "learner", *(["server"] if served else [])]
     rng.shuffle(roles)
     kills = []
     for number in range(num_kills):
@@ -83,6 +92,19 @@ def plan_kills(
     return tuple(kills)
 
 
+class Server(Protocol):
+    """The server of a store."""
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        ...
+
+    def restart(self) -> object:
+        """Kill it with SIGKILL and start it again."""
+        ...
+
+
 @dataclass
 class Harness:
     """A training in a directory of its own, as processes that can be killed.
@@ -91,11 +113,13 @@ class Harness:
         directory: Where the run is made.
         overrides: Settings that differ from `harness.toml`.
         config: The configuration.
+        server: Where the store lives, if it is not embedded.
     """
 
     directory: Path
     overrides: tuple[str, ...] = ()
     config: Path = CONFIG
+    server: Server | None = None
     published: list[PolicyVersion] = field(default_factory=list)
     done: list[dict[str, Any]] = field(default_factory=list)
     train: subprocess.Popen[bytes] | None = None
@@ -206,6 +230,10 @@ class Harness:
 
     def kill(self, role: Role) -> None:
         """Kill -9 every process of a role; after `all`, start the training again."""
+        if role == "server":
+            assert self.server is not None
+            self.server.restart()
+            return
         found = self.processes()
         if role != "all":
             for process in found.get(role, []):

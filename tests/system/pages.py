@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 #   terminals       one process a line; all end when the last one has ended
 _DIRECTIVE = re.compile(r"(file|not run|terminals|example|source|tree)(?:: (.*))?")
 _BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# A run that several pages begin with; what it leaves is the same each time.
+_TRAIN = re.compile(r"forebay train examples/\w+\.toml")
 SHELLS = ("bash", "sh", "console", "shell")
-_LIMIT_S = 300.0
+_LIMIT_S = 800.0
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,13 @@ straggler_probability = 0.0
 """
 
 
-def run_block(block: Block, workplace: Path) -> None:
+def run_block(block: Block, workplace: Path, trained: Path | None = None) -> None:
     """Do what a reader would do with a block.
+
+    Args:
+        block: Of a page.
+        workplace: Where the reader stands.
+        trained: Keeps what plain trainings left, so that the next page that begins with one takes a copy.
 
     Raises:
         AssertionError: A command of it failed; the message holds its last words.
@@ -93,9 +101,22 @@ def run_block(block: Block, workplace: Path) -> None:
     elif block.word == "terminals":
         _run_terminals(block, workplace)
     elif block.language in SHELLS:
-        _check(block, _start(block.commands, workplace))
+        commands = block.commands
+        first, _, rest = commands.partition("\n")
+        if trained is not None and _TRAIN.fullmatch(first) and not (workplace / "runs").exists():
+            _train_once(block, first, workplace, trained / first.rpartition("/")[2])
+            commands = rest
+        _check(block, _start(commands, workplace))
     elif block.language == "python" and block.word != "not run":
         _check(block, _start(None, workplace, [sys.executable, "-c", block.text]))
+
+
+def _train_once(block: Block, command: str, workplace: Path, kept: Path) -> None:
+    if not kept.exists():
+        _check(block, _start(command, workplace))
+        shutil.copytree(workplace / "runs", kept, symlinks=True)
+    else:
+        shutil.copytree(kept, workplace / "runs", symlinks=True)
 
 
 def _run_terminals(block: Block, workplace: Path) -> None:

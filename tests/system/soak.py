@@ -13,15 +13,24 @@ import shutil
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.system.harness import POINTS, Harness, account, command, plan_kills
+from tests.redis_server import ALWAYS, RedisServer
+from tests.system.harness import POINTS, Harness, Server, account, command, plan_kills
 
 
-def soak(directory: Path, num_kills: int, seed: int, *, keep_consumed: bool = True) -> dict[str, Any]:
+def soak(
+    directory: Path,
+    num_kills: int,
+    seed: int,
+    *,
+    keep_consumed: bool = True,
+    server: Server | None = None,
+) -> dict[str, Any]:
     """Run a training under kills, check its accounts, and replay its journal.
 
     Args:
@@ -29,6 +38,7 @@ def soak(directory: Path, num_kills: int, seed: int, *, keep_consumed: bool = Tr
         num_kills: Kills planned; those that hit twice count twice.
         seed: Decides the kills.
         keep_consumed: Keep the journal and replay it at the end; otherwise checkpoints let the store forget.
+        server: Where the store lives, and dies too; embedded without one.
 
     Returns:
         What happened; `wrong` is empty if everything is right.
@@ -36,8 +46,10 @@ def soak(directory: Path, num_kills: int, seed: int, *, keep_consumed: bool = Tr
     began_s = time.monotonic()
     steps = 5 * num_kills + 8
     overrides = (f"learner.steps={steps}", f"learner.keep_consumed={str(keep_consumed).lower()}")
-    with Harness(directory, overrides) as harness:
-        kills = plan_kills(num_kills, seed, POINTS if keep_consumed else (*POINTS, "committed"))
+    overrides += ("store.engine=redis", f"store.url={server.url}") if server else ()
+    with Harness(directory, overrides, server=server) as harness:
+        points = POINTS if keep_consumed else (*POINTS, "committed")
+        kills = plan_kills(num_kills, seed, points, served=server is not None)
         code = harness.run_through(kills)
         wrong = [] if code == 0 else [f"the training ended with {code}: {harness.tail()}"]
         totals: dict[str, Any] = {}
@@ -54,6 +66,7 @@ def soak(directory: Path, num_kills: int, seed: int, *, keep_consumed: bool = Tr
     return {
         "seed": seed,
         "keep_consumed": keep_consumed,
+        "engine": "redis" if server else "lmdb",
         "planned": num_kills,
         "num_kills": len(harness.done),
         "kills": harness.done,
@@ -69,14 +82,19 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="kills planned")
     parser.add_argument("--seed", type=int, default=None, help="decides the kills; the clock's by default")
     parser.add_argument("--forget", action="store_true", help="let checkpoints make the store forget")
+    parser.add_argument("--redis", action="store_true", help="on a Redis server, which is killed too")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else time.time_ns() % 2**31
     print(f"seed {seed}", file=sys.stderr, flush=True)
     directory = Path(tempfile.mkdtemp(prefix="forebay-soak-"))
-    outcome = soak(directory, arguments.kills, seed, keep_consumed=not arguments.forget)
+    with ExitStack() as stack:
+        server = stack.enter_context(RedisServer(directory / "redis", *ALWAYS)) if arguments.redis else None
+        outcome = soak(directory, arguments.kills, seed, keep_consumed=not arguments.forget, server=server)
     print(json.dumps(outcome, indent=1))
     if outcome["wrong"]:
-        print(f"the run is in {directory}; again: --kills {arguments.kills} --seed {seed}", file=sys.stderr)
+        flags = (" --forget" if arguments.forget else "") + (" --redis" if arguments.redis else "")
+        again = f"--kills {arguments.kills} --seed {seed}{flags}"
+        print(f"the run is in {directory}; again: {again}", file=sys.stderr)
         return 1
     shutil.rmtree(directory)
     return 0

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from forebay.actors.pool import ActorPool
 from forebay.actors.settings import ActorSettings
 from forebay.clock import SystemClock
@@ -28,7 +30,8 @@ from tests.unit.actors.support import (
     take_all,
 )
 
-HANG_S = 60.0
+HANG_S = 200.0
+pytestmark = pytest.mark.timeout(300)
 
 
 @contextmanager

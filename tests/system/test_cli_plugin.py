@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import psutil
 import pytest
 
 from forebay.chat import Chat
 from forebay.config import stored_config
+from forebay.learner.checkpoint_manifest import read_manifest, write_manifest
 from forebay.learner.run_directory import read_run_manifest
 from forebay.models.checkpoint_io import load_model, read_tensors
 from forebay.telemetry.summary import RunSummary, read_summary
 from forebay.trajectory import PolicyVersion
 from forebay.weights.reader import WeightReader
+from tests.system.configs import SMALL_TOML
 
 pytestmark = pytest.mark.timeout(300)
 _HANG_S = 120.0
@@ -47,31 +50,19 @@ class Echo:
     async def close(self):
         pass
 '''
-CONFIG = """
+CONFIG = f"""
+{SMALL_TOML}
+max_turn_tokens = 8
+
 [run]
 name = "mine"
 seed = 3
 
-[model]
-hidden_size = 16
-intermediate_size = 32
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-max_position = 64
-
 [environment.echo]
 entrypoint = "my_environment:Echo"
-kwargs = { bonus = 0.125 }
+kwargs = {{ bonus = 0.125 }}
 tasks = "tasks.jsonl"
 holdout_tasks = "held_out.jsonl"
-
-[batching]
-groups = 2
-group_size = 2
-max_length = 32
-rows = 2
-max_programs = 1
 
 [staleness]
 max_staleness = 2
@@ -79,17 +70,6 @@ max_staleness = 2
 [learner]
 steps = 3
 checkpoint_every = 2
-
-[generator]
-port = 0
-context = 32
-slots = 4
-prefill_chunks = [16]
-parked_episodes = 8
-
-[actors]
-episodes_per_process = 8
-max_turn_tokens = 8
 """
 
 
@@ -158,8 +138,27 @@ def test_an_own_environment_is_trained_exported_evaluated_and_trained_on(workpla
     check_export(workplace, run)
     out, _ = forebay(workplace, "eval", "runs/mine", "--num-tasks", "2")
     assert "version 3: reward 0." in out and "on 2 held-out tasks" in out
+    check_best(workplace, run)
     out, _ = forebay(workplace, "store", "verify", "runs/mine")
     assert "0 trajectories lost" in out
+
+
+def check_best(workplace: Path, run: Path) -> None:
+    """Let an older checkpoint be the one with the best evaluation, and export and evaluate it."""
+    checkpoint = run / "checkpoints" / "step_2"
+    best = msgspec.structs.replace(read_manifest(checkpoint), metric=0.9)
+    write_manifest(checkpoint, best, fsync=False)
+    out, _ = forebay(workplace, "export", "runs/mine", "--to", "best", "--best")
+    assert out == "version 2 (incarnation 0) written to best\n"
+    (published,) = WeightReader(run / "weights").versions()[-2:-1]
+    assert published == PolicyVersion(0, 2)
+    _, second = WeightReader(run / "weights").load(published)
+    exported = read_tensors(workplace / "best")
+    assert all(np.array_equal(exported[name], second[name]) for name in second)
+    before = (run / "eval.jsonl").read_text()
+    out, _ = forebay(workplace, "eval", "runs/mine", "--best", "--num-tasks", "2")
+    assert "version 2: reward 0." in out and "on 2 held-out tasks" in out
+    assert (run / "eval.jsonl").read_text() == before
 
 
 def check_export(workplace: Path, run: Path) -> None:
@@ -183,7 +182,10 @@ def check_export(workplace: Path, run: Path) -> None:
 
 def test_a_run_from_an_export_is_orphaned_resumed_and_interrupted(workplace: Path) -> None:
     run = workplace / "runs" / "second"
-    endless = ("train", "run.toml", "model.path=half", "run.name=second", "learner.steps=100000")
+    endless = (
+        "train", "run.toml", "model.path=half", "run.name=second", "learner.steps=100000",
+        "optimizer.learning_rate=1e-9",  # however many steps it takes meanwhile, the weights stay
+    )  # fmt: skip
     process = start(workplace, *endless, start_new_session=True)
     wait_for_step(process, run, 3)
     _, err = forebay(workplace, *endless, code=2)
@@ -192,7 +194,7 @@ def test_a_run_from_an_export_is_orphaned_resumed_and_interrupted(workplace: Pat
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 3
     process.kill()
-    _, alive = psutil.wait_procs(children, timeout=5.0)
+    _, alive = psutil.wait_procs(children, timeout=_HANG_S)
     assert alive == []
     process.communicate(timeout=_HANG_S)
 
@@ -210,7 +212,7 @@ def test_a_run_from_an_export_is_orphaned_resumed_and_interrupted(workplace: Pat
 
 
 def check_begins_with(run: Path, model: Path) -> None:
-    """Check that the run's model has the shape of the one that it began with, three small steps away."""
+    """Check that the run's model has the shape of the one that it began with, some tiny steps away."""
     given = read_tensors(model)
     _, newest = WeightReader(run / "weights").load(None)
     assert newest.keys() == given.keys()

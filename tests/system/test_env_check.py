@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import psutil
@@ -39,11 +38,9 @@ def test_a_blocked_event_loop_ends_the_check_with_the_place() -> None:
 
 
 def test_code_that_lets_nothing_else_run_is_killed_from_outside() -> None:
-    started_s = time.monotonic()
     findings = wrong(list(_run(request("HoldsTheInterpreter", timeout_s=0.3))))
     assert [(check, level) for check, level, _ in findings] == [("blocking", "fault")]
     assert "nothing else could run" in findings[0][2]
-    assert time.monotonic() - started_s < 60.0, "the environment would block for an hour"
 
 
 def test_code_that_ends_the_process_is_named() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 
@@ -86,6 +87,17 @@ def servers(*paths: tuple[Path, Path]) -> Iterator[list[Server]]:
             server.process.stdout.close()
 
 
+async def until(server: Server, *, running: int, waiting: int = 0) -> None:
+    """Wait until a server has that many requests, or more."""
+    async with asyncio.timeout(READY_S), aiohttp.ClientSession(server.address) as session:
+        while True:
+            async with session.get("/health") as answer:
+                health = await answer.json()
+            if health["running"] >= running and health["waiting"] >= waiting:
+                return
+            await asyncio.sleep(0.01)
+
+
 def publish(publisher: WeightPublisher, number: int) -> None:
     tensors = {name: tensor * (1 + number / 64) for name, tensor in read_tensors(MODEL).items()}
     publisher.publish(PolicyVersion(0, number), tensors)
@@ -105,8 +117,9 @@ def test_follows_weights_in_flight_and_drains_on_sigterm(tmp_path: Path) -> None
         assert (await client.generate(ask("a"))).version_spans[0].version == PolicyVersion(0, 0)
 
         long = asyncio.create_task(client.generate(ask("b", max_tokens=3000)))
+        await until(server, running=1)
         held = asyncio.create_task(client.generate(ask("c", min_version=PolicyVersion(0, 2))))
-        await asyncio.sleep(0.2)
+        await until(server, running=1, waiting=1)
         assert not held.done()
         publish(publisher, 1)
         while (await client.info()).version < (0, 1):
@@ -116,7 +129,7 @@ def test_follows_weights_in_flight_and_drains_on_sigterm(tmp_path: Path) -> None
         check_swapped(await long)
 
         last = asyncio.create_task(client.generate(ask("d", max_tokens=1000)))
-        await asyncio.sleep(0.1)
+        await until(server, running=1)
         server.process.send_signal(signal.SIGTERM)
         assert len((await last).tokens) == 1000
         await client.close()
@@ -148,7 +161,7 @@ def test_a_killed_generator_hands_its_requests_to_another(tmp_path: Path) -> Non
         expected = await members[1].generate(ask("a", max_tokens=2000))
         pool = GeneratorPool(members)
         task = asyncio.create_task(pool.generate(ask("a", max_tokens=2000)))
-        await asyncio.sleep(0.1)
+        await until(dying, running=1)
         dying.process.kill()
         completion = await task
         assert pool.failovers == 1

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.configs import SHORT
+
 pytestmark = pytest.mark.timeout(300)
 _HANG_S = 200.0
 
@@ -60,8 +62,7 @@ def test_a_fault_that_is_added_is_found_by_its_own_test(maze: Path, tmp_path: Pa
 def test_it_trains_and_what_came_out_can_be_watched(maze: Path) -> None:
     assert "maze:Maze: 0 faults, 0 warnings" in run(maze, "forebay", "env", "check", "--config", "maze.toml")
     run(maze, "forebay", "train", "maze.toml", "--dry-run")
-    short = ("learner.steps=2", "learner.eval_every=0", "batching.groups=2")
-    assert "2 steps" in run(maze, "forebay", "train", "maze.toml", *short)
+    assert "2 steps" in run(maze, "forebay", "train", "maze.toml", *SHORT)
     shown = run(maze, "forebay", "play", "runs/maze", "--task", "number-3")
     assert "task number-3 of maze" in shown and "mean logprob -" in shown and "reward" in shown
     entry = json.loads(

@@ -9,15 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.configs import SHORT
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SHORT = (
-    "learner.steps=2",
-    "learner.eval_every=0",
-    "batching.groups=4",
-    "batching.group_size=4",
-    "actors.episodes_per_process=16",
-    "generator.slots=16",
-)
 
 
 def train(example: str, directory: Path, *overrides: str) -> subprocess.CompletedProcess[str]:

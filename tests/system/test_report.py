@@ -4,35 +4,23 @@ import subprocess
 
 import pytest
 
-from tests.system.harness import Harness, command
+from tests.system.harness import command
 from tests.unit.report.runs import line, make_run
 
 pytest.importorskip("jax")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A real, short run that keeps samples."""
-    overrides = ("learner.steps=4", "learner.sample_every=1", "learner.eval_every=0")
-    with Harness(tmp_path_factory.mktemp("report"), overrides=overrides) as harness:
-        harness.start()
-        harness.wait_until(lambda: False, "the end")
-        assert harness.train is not None
-        assert harness.train.wait() == 0, harness.tail()
-        yield harness
+pytestmark = pytest.mark.timeout(400)
 
 
 def report(*arguments: object) -> subprocess.CompletedProcess[str]:
     return command("report", *map(str, arguments))
 
 
-def test_a_trained_run_says_its_verdict_and_has_a_page(trained) -> None:
-    farewell = (trained.directory / "train.log").read_text()
-    (said,) = [line for line in farewell.splitlines() if line.startswith("verdict: ")]
-    done = report(trained.run)
+def test_a_trained_run_says_its_verdict_and_has_a_page(told) -> None:
+    (said,) = [line for line in told.output.splitlines() if line.startswith("verdict: ")]
+    done = report(told.path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == f"kills: {said.removeprefix('verdict: ')}"
-    html = (trained.run / "report.html").read_text()
+    assert done.stdout.splitlines()[0] == f"told: {said.removeprefix('verdict: ')}"
+    html = (told.path / "report.html").read_text()
     for panel in (
         "time",
         "busy",
@@ -51,11 +39,11 @@ def test_a_trained_run_says_its_verdict_and_has_a_page(trained) -> None:
     assert html.count("not recorded") == 1, [s for s in html.splitlines() if "not recorded" in s]
 
 
-def test_two_runs_are_compared(trained, tmp_path) -> None:
+def test_two_runs_are_compared(told, tmp_path) -> None:
     other = make_run(tmp_path / "other", [line()] * 3)
-    done = report(other, trained.run, "--to", tmp_path / "both.html")
+    done = report(other, told.path, "--to", tmp_path / "both.html")
     assert done.returncode == 0, done.stderr
-    assert [said.split(":")[0] for said in done.stdout.splitlines()[:2]] == ["other", "kills"]
+    assert [said.split(":")[0] for said in done.stdout.splitlines()[:2]] == ["other", "told"]
     assert "Settings that differ" in (tmp_path / "both.html").read_text()
     assert not (other / "report.html").exists()
 

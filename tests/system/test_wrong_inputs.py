@@ -6,15 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from forebay.telemetry.metrics import read_metrics
 from forebay.telemetry.summary import RunSummary, read_summary
+from tests.system.configs import SMALL_TOML
 
 pytestmark = pytest.mark.timeout(300)
 _HANG_S = 120.0
@@ -42,6 +45,13 @@ class Echo:
         return ({"task_id": f"t{i}", "payload": {}} for i in range(num_tasks))
 
 
+class Gated(Echo):
+    async def reset(self, task):
+        while Path("closed").exists():
+            await asyncio.sleep(0.05)
+        return await super().reset(task)
+
+
 class HangsInReset(Echo):
     async def reset(self, task):
         await asyncio.sleep(3600.0)
@@ -50,41 +60,18 @@ class HangsInReset(Echo):
 class TextReward(Echo):
     reward = "1.0"
 """
-CONFIG = """
-[model]
-hidden_size = 16
-intermediate_size = 32
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-max_position = 64
+CONFIG = f"""
+{SMALL_TOML}
+max_turn_tokens = 4
 
 [environment.mine]
 entrypoint = "wrong_environments:Echo"
 num_tasks = 20
 step_timeout_s = 1.0
 
-[batching]
-groups = 2
-group_size = 2
-max_length = 32
-rows = 2
-max_programs = 1
-
 [learner]
 steps = 3
 checkpoint_every = 1
-
-[generator]
-port = 0
-context = 32
-slots = 4
-prefill_chunks = [16]
-parked_episodes = 8
-
-[actors]
-episodes_per_process = 8
-max_turn_tokens = 4
 """
 
 
@@ -100,26 +87,36 @@ class Started:
 
     def __init__(self, workplace: Path, *arguments: str, **environ: str) -> None:
         inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "forebay", *arguments],
-            cwd=workplace,
-            env=inherited | environ,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        self._err = Path(tempfile.mkstemp(dir=workplace, prefix="stderr-")[1])
+        with self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "forebay", *arguments],
+                cwd=workplace,
+                env=inherited | environ,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=err,
+            )
+
+    def said(self) -> str:
+        """Return what it has written to stderr so far."""
+        return self._err.read_text()
 
     def end(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=_HANG_S)
-        return self.process.returncode, out, err
+        out, _ = self.process.communicate(timeout=_HANG_S)
+        return self.process.returncode, out, self.said()
 
-    def wait_for(self, what: Path) -> None:
-        """Wait until a file is there and not empty."""
+    def wait_until(self, reached: Callable[[], bool]) -> None:
+        """Wait for something that stays true once it is."""
         deadline_s = time.monotonic() + _HANG_S
-        while not (what.exists() and what.stat().st_size):
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < deadline_s, what
+        while not reached():
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline_s, self.said()
             time.sleep(0.05)
+
+    def children(self) -> dict[str, psutil.Process]:
+        """Return the processes that it started, by their command."""
+        return {child.cmdline()[3]: child for child in psutil.Process(self.process.pid).children()}
 
 
 @pytest.fixture
@@ -149,7 +146,7 @@ def test_environments_that_never_work_are_named_while_and_when_the_run_ends(
     code, _, err = started("train", "run.toml", text, *hang, "learner.no_progress_s=12.0").end()
     assert code == 3
     *during, last = err.splitlines()
-    assert last.startswith("error: learner: nothing moved (got 12.")
+    assert last.startswith("error: learner: nothing moved (got ")
     for piece in (
         "environment mine was still in reset when the deadline of each of its",
         "forebay env check wrong_environments:HangsInReset",
@@ -164,13 +161,16 @@ def test_environments_that_never_work_are_named_while_and_when_the_run_ends(
 def test_a_run_killed_before_its_first_step_goes_on_and_lends_its_checkpoints_to_nobody(
     started: Any, workplace: Path
 ) -> None:
-    first = started("train", "run.toml")
+    gated = ("train", "run.toml", "environment.mine.entrypoint=wrong_environments:Gated")
+    (workplace / "closed").touch()
+    first = started(*gated)
     run = workplace / "runs" / "run"
-    first.wait_for(run / "weights" / "latest")  # the first weights are there before anything is compiled
+    first.wait_until((run / "weights" / "latest").exists)  # they are there before anything is compiled
     first.process.kill()
     first.end()
     assert not any((run / "checkpoints").iterdir())
-    code, out, err = started("train", "run.toml").end()
+    (workplace / "closed").unlink()
+    code, out, err = started(*gated).end()
     assert code == 0, err
     assert f"resuming {run}" in err and "3 steps" in out
     assert "0 lost, 0 repeated" in out
@@ -184,7 +184,8 @@ def refuse_checkpoints_of_another_architecture(started: Any, run: Path) -> None:
     target = run.with_name("wider") / "checkpoints"
     target.rmdir()
     (run / "checkpoints").rename(target)
-    code, _, err = started(*wider, "launch.max_restarts=0").end()
+    # The learner alone: what else a training starts has nothing to say about it.
+    code, _, err = started("learn", "runs/wider").end()
     last = err.splitlines()[-1]
     assert code == 4 and last.startswith("error: ") and "saved by another model" in last, err
 
@@ -192,15 +193,17 @@ def refuse_checkpoints_of_another_architecture(started: Any, run: Path) -> None:
 def test_a_second_interrupt_ends_at_once_and_the_next_start_resumes(started: Any, workplace: Path) -> None:
     run = workplace / "runs" / "run"
     endless = ("train", "run.toml", "learner.steps=100000")
-    first = started(*endless, "launch.stop_grace_s=100.0")
-    first.wait_for(run / "metrics.jsonl")
-    first.wait_for(run / "checkpoints" / "step_1" / "manifest.json")
+    first = started(*endless, f"launch.stop_grace_s={10 * _HANG_S}")
+    # Which checkpoints there are changes, that there is one does not.
+    first.wait_until(lambda: any((run / "checkpoints").glob("step_*/manifest.json")))
+    first.wait_until(lambda: "/100000  " in first.said())
+    first.children()["learn"].suspend()  # it would end by itself, and so soon that nobody could hurry it
     first.process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    first.wait_until(lambda: "stopping: learner ends its step and saves" in first.said())
     first.process.send_signal(signal.SIGINT)
-    asked_s = time.monotonic()
     code, _, err = first.end()
-    assert code == 130 and time.monotonic() - asked_s < 20.0
+    assert code == 130
+    assert "(its last steps took " in err and "before it had saved its state, as asked" in err
     assert "the same command goes on with runs/run" in err and "Traceback" not in err
     damage(run)
     before = max(record["step"] for record in read_metrics(run / "metrics.jsonl"))
