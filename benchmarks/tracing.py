@@ -5,8 +5,10 @@
 `slice_us` is the CPU time of recording one slice, encoding and writing included. `actor` is a pool that runs
 calculator episodes against a generator and an environment that answer at once over a memory store: nothing
 but the actor's own work, so the worst case. `feed` takes, packs and records batches of 128 trajectories, and
-notes them as trained. `--run` counts what the processes of a run recorded, and what
-share of a core that took.
+notes them as trained. `learner` is whole steps of the calculator's learner, from the store to the optimizer
+with everything that a run measures, in pairs with and without the trace, either first in turn: the median of
+the pairs' ratios and its 95 % interval, in wall time and in CPU time. `--run` counts what the processes of a
+run recorded, and what share of a core that took.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import statistics
 import sys
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,14 +35,20 @@ from forebay.batching.ladder import build_ladder
 from forebay.batching.settings import BatchingSettings
 from forebay.batching.updates import build_updates
 from forebay.chat import Chat, small_chat
+from forebay.cli.comparison import CONFIG
+from forebay.cli.learner_parts import initial_params, make_parts
+from forebay.cli.learner_telemetry import LearnerTelemetry
+from forebay.cli.runs import own_run
 from forebay.clock import SystemClock
+from forebay.config import load_config
 from forebay.envs.calculator import Calculator
 from forebay.envs.registry import EnvironmentKind
 from forebay.envs.settings import EnvironmentSettings
 from forebay.generation.protocol import Completion, GenerationRequest, GeneratorInfo
 from forebay.learner.feed import Feed
+from forebay.learner.loop import Learner
 from forebay.learner.step_trace import StepTrace
-from forebay.objectives.advantages import group_mean
+from forebay.objectives.advantages import by_group, group_mean
 from forebay.staleness import Fork, StalenessSettings
 from forebay.store import GroupSpec, Slot, StoreSettings, TakenGroup, open_store
 from forebay.store.rules import RuleStore
@@ -57,6 +67,9 @@ from forebay.trajectory import (
 
 _GROUP_SIZE = 4
 _BATCH_GROUPS = 32
+# Small batches: an overhead that does not grow with them shows most there.
+_STEP_GROUPS = 8
+_STEPS_BEFORE = 3
 _ORIGIN = PolicyVersion(0, 0)
 Groups = tuple[TakenGroup, ...]
 
@@ -201,13 +214,15 @@ def measure_feed(directory: Path, num_batches: int) -> dict[str, float]:
             staleness=staleness,
             settings=batching,
             ladder=ladder,
-            advantage=group_mean,
+            advantage=by_group(group_mean),
             denominator=lambda counts: float(counts.tokens),
         )
 
     ladder = build_ladder(batching, 1)
     tracer = Tracer(directory / "learner.jsonl", "learner", clock, every=TelemetrySettings().trace_every)
-    feed = Feed(store, 0, (), pack, staleness, _BATCH_GROUPS, 1, lambda _: None, clock, tracer)
+    feed = Feed(
+        store, 0, (), pack, staleness, _BATCH_GROUPS, 1, lambda _: None, clock=clock, tracer=tracer
+    )  # fmt: skip
     steps = StepTrace(tracer, clock)
     times_s: dict[bool, list[float]] = {True: [], False: []}
     for version in range(num_batches):
@@ -215,6 +230,84 @@ def measure_feed(directory: Path, num_batches: int) -> dict[str, float]:
         times_s[tracer.enabled].append(feed_cpu_s(feed, steps, store, version))
     with_s, without_s = (statistics.median(times_s[traced]) for traced in (True, False))
     return {"batch_us": 1e6 * without_s, "added_us": 1e6 * (with_s - without_s), "ratio": with_s / without_s}
+
+
+def measure_steps(directory: Path, num_pairs: int) -> dict[str, Any]:
+    """Return the time of a learner's step without a trace, and the ratio with one, over pairs of steps."""
+    config = load_config(
+        CONFIG,
+        [f"run.directory={directory}", "run.name=steps", f"batching.groups={_STEP_GROUPS}",
+         f"staleness.max_staleness={4 * num_pairs}"],
+    )  # fmt: skip
+    owned, run = own_run(config)
+    clock = SystemClock()
+    with ExitStack() as stack:
+        stack.enter_context(owned)
+        store = open_store(StoreSettings(engine="memory"), "run", clock)
+        store.rewind(0)
+        told = LearnerTelemetry(run, store.stats, lambda: 0, lambda: None, clock, stack)
+        parts = make_parts(run)
+        parts.warm_up()
+        state = parts.programs.init_state(initial_params(run))
+        learner = Learner(
+            parts.programs, state, _ORIGIN, config.learner, told.strip, told.accounts, parts.recompute,
+            lambda *_: None, lambda *_: None,
+        )  # fmt: skip
+        feed = Feed(
+            store, 0, (), parts.pack, config.staleness, _STEP_GROUPS, 1, lambda _: None,
+            clock=clock, tracer=told.tracer,
+        )  # fmt: skip
+        for _ in range(_STEPS_BEFORE):
+            step_s(feed, learner, store)
+        pairs = []
+        for number in range(num_pairs):
+            times = {}
+            for traced in (True, False) if number % 2 else (False, True):
+                told.tracer.enabled = traced
+                times[traced] = step_s(feed, learner, store)
+            pairs.append((times[True], times[False]))
+    return {
+        "pairs": num_pairs,
+        "step_s": statistics.median(without.wall_s for _, without in pairs),
+        "wall": ratio_of([with_.wall_s / without.wall_s for with_, without in pairs]),
+        "cpu": ratio_of([with_.cpu_s / without.cpu_s for with_, without in pairs]),
+    }
+
+
+class StepTime(NamedTuple):
+    """How long a step took: on the wall, and of this process's threads."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def step_s(feed: Feed, learner: Learner, store: RuleStore) -> StepTime:
+    """Take one step; its groups are dispatched and filled beforehand."""
+    version = learner.version.version
+    specs = [_group(version * _STEP_GROUPS + i) for i in range(_STEP_GROUPS)]
+    store.dispatch(specs, incarnation=0)
+    for slot in store.claim(_STEP_GROUPS * _GROUP_SIZE, ttl_s=600.0, actor="a", version=_ORIGIN):
+        store.put(_trajectory(slot), slot)
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    batch = feed.next(version, threading.Event())
+    assert batch is not None
+    learner.train(batch)
+    learner.publish()
+    taken = StepTime(time.perf_counter() - began_s, time.process_time() - began_cpu_s)
+    store.publish(learner.version, incarnation=0)
+    return taken
+
+
+def ratio_of(ratios: list[float]) -> dict[str, float]:
+    """Return the median of some ratios, and the order statistics that hold it with 95 % confidence."""
+    ordered, count = sorted(ratios), len(ratios)
+    # The number of ratios below the true median is binomial: its normal quantiles are the ranks.
+    lowest = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
+    return {
+        "ratio": statistics.median(ordered),
+        "low": ordered[lowest],
+        "high": ordered[count - 1 - lowest],
+    }
 
 
 def _group(serial: int) -> GroupSpec:
@@ -232,7 +325,7 @@ def _group(serial: int) -> GroupSpec:
 
 def _trajectory(slot: Slot) -> Trajectory:
     sequence = Sequence(
-        tokens=np.arange(200, dtype=np.int32),
+        tokens=np.arange(200, dtype=np.int32) % 60,
         action_spans=(ActionSpan(150, 200, 0),),
         behavior_logprobs=np.full(50, -0.5, np.float32),
         version_spans=(VersionSpan(50, _ORIGIN, _ORIGIN),),
@@ -289,6 +382,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         result: dict[str, Any] = {"slice_us": measure_slice_us(Path(scratch), 50_000)}
         result["feed"] = measure_feed(Path(scratch), 100 if options.quick else 400)
+        result["learner"] = measure_steps(Path(scratch), 12 if options.quick else 150)
         result["actor"] = measure_actor(Path(scratch), rounds, groups)
     if options.run:
         result["run"] = examine(options.run, result["slice_us"])

@@ -76,6 +76,10 @@ class StoreVersionError(ConfigError):
     """A store on disk has a format or a run that this program must not touch."""
 
 
+class DamagedError(StoreError):
+    """What the store holds cannot be read back."""
+
+
 class RefusedError(StoreError):
     """A result that the store will never take; trying again does not help."""
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import random
 from collections import Counter
 from collections.abc import Awaitable, Mapping
 
 from forebay.actors.boundary import FaultBoundary
 from forebay.actors.episode import EpisodeRunner
 from forebay.actors.generator_health import GeneratorHealth
+from forebay.actors.rests import Rests
 from forebay.actors.settings import ActorSettings
 from forebay.actors.slot_run import LiveSlot, SlotRunner
 from forebay.actors.stats import StatsQueue
@@ -33,7 +35,8 @@ class ActorPool:
     Unblocked by: the end of an episode (each has a deadline), `poll_max_s`, the back-off, a write.
     Produces: trajectories, failures with a reason, and slots given back.
 
-    An episode keeps its place until its result is written, so that a store that brakes brakes the pool.
+    An episode keeps its place until its result is written, so that a store that brakes brakes the pool. After
+    a failure the member rests, its lease kept and its place free.
 
     Args:
         store: Where work comes from and results go.
@@ -116,6 +119,7 @@ class ActorPool:
         return {
             **self.counters,
             "live": len(self._live),
+            "resting": self._num_resting,
             "abandoned": self._boundary.num_abandoned,
             "stats_lost": self.episodes.num_lost,
         }
@@ -125,6 +129,8 @@ class ActorPool:
             runner,
             self._store,
             self._health,
+            Rests(self._settings, self._clock.monotonic_s, random.Random(f"{self._run_seed}:{self._name}")),
+            self._rest,
             run_seed=self._run_seed,
             put_margin_s=self._settings.put_margin_s,
             counters=self.counters,
@@ -133,7 +139,8 @@ class ActorPool:
         )
         try:
             async with asyncio.TaskGroup() as tasks:
-                heart = tasks.create_task(self._keep_leases(), name="heartbeat")
+                keeping = _keep_leases(self._live, self._store, self._settings.heartbeat_s, self.counters)
+                heart = tasks.create_task(keeping, name="heartbeat")
                 await self._claim_until_drained(tasks)
                 await self._finish_running()
                 heart.cancel()
@@ -146,7 +153,7 @@ class ActorPool:
     async def _claim_until_drained(self, tasks: asyncio.TaskGroup) -> None:
         idle_s = self._settings.poll_s
         while not self._draining.is_set():
-            free = self._settings.episodes_per_process - len(self._live)
+            free = self._settings.episodes_per_process - len(self._live) + self._num_resting
             if free <= 0:
                 await self._traced("a free place", self._woken())
                 continue
@@ -176,20 +183,6 @@ class ActorPool:
             self._unfinished.append(live.slot)
         self._wake.set()
 
-    async def _keep_leases(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.heartbeat_s)
-            live = {_key(live.slot): (task, live) for task, live in self._live.items()}
-            if not live:
-                continue
-            for slot in await self._store.renew([entry.slot for _, entry in live.values()]):
-                task, entry = live[_key(slot)]
-                # The slot is settled or somebody else's. A result on its way is the store's to judge.
-                if not entry.putting and not task.done():
-                    entry.lost = True
-                    self.counters["leases_lost"] += 1
-                    task.cancel()
-
     async def _finish_running(self) -> None:
         """Let running episodes finish for a while, then cancel the rest."""
         with contextlib.suppress(TimeoutError):
@@ -205,6 +198,15 @@ class ActorPool:
     async def _woken(self) -> None:
         self._wake.clear()
         await self._wake.wait()
+
+    @property
+    def _num_resting(self) -> int:
+        return sum(live.resting for live in self._live.values())
+
+    async def _rest(self, duration_s: float) -> None:
+        """Let a member rest, its place being free."""
+        self._wake.set()
+        await self._pause(duration_s)
 
     async def _pause(self, duration_s: float) -> None:
         """Wait, but not once drained."""
@@ -235,6 +237,27 @@ def _check_vocabulary(chat: Chat, info: GeneratorInfo) -> None:
             limit=f"vocabulary {info.vocabulary}",
             remedy="Use the tokenizer that belongs to the model.",
         )
+
+
+async def _keep_leases(
+    running: Mapping[asyncio.Task[None], LiveSlot],
+    store: StoreAccess,
+    period_s: float,
+    counters: Counter[str],
+) -> None:
+    """Renew the leases of running episodes, and end those whose lease is gone."""
+    while True:
+        await asyncio.sleep(period_s)
+        live = {_key(live.slot): (task, live) for task, live in running.items()}
+        if not live:
+            continue
+        for slot in await store.renew([entry.slot for _, entry in live.values()]):
+            task, entry = live[_key(slot)]
+            # The slot is settled or somebody else's. A result on its way is the store's to judge.
+            if not entry.putting and not task.done():
+                entry.lost = True
+                counters["leases_lost"] += 1
+                task.cancel()
 
 
 async def _traced(tracer: Tracer, clock: Clock, cause: str, waiting: Awaitable[None]) -> None:

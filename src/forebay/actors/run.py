@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from forebay.actors.pool import ActorPool
@@ -76,6 +76,17 @@ async def run_actor(
         max_kv_staleness=max_kv_staleness,
         tracer=tracer,
     )
+    return await _run_pool(pool, environments.values(), settings, report, report_s)
+
+
+async def _run_pool(
+    pool: ActorPool,
+    kinds: Collection[EnvironmentKind],
+    settings: ActorSettings,
+    report: Callable[[ActorPool], None],
+    report_s: float,
+) -> dict[str, int]:
+    """Run a pool with its environments open, under a watchdog and the signals that drain it."""
     loop = asyncio.get_running_loop()
     watchdog = LoopWatchdog(
         loop,
@@ -87,7 +98,7 @@ async def run_actor(
         watchdog.start()
         reporting = asyncio.create_task(_report(pool, report, report_s), name="report")
         try:
-            for kind in environments.values():
+            for kind in kinds:
                 await kind.open()
             await pool.run()
             _try_report(pool, report)
@@ -95,7 +106,7 @@ async def run_actor(
         finally:
             reporting.cancel()
             watchdog.stop()
-            for kind in environments.values():
+            for kind in kinds:
                 await kind.close()
 
 

@@ -38,6 +38,12 @@ class ActorSettings(BaseModel):
         0.2, gt=0, description="First wait after a failed peer; doubles up to backoff_max_s."
     )
     backoff_max_s: float = Field(10.0, gt=0, description="Longest wait after a failed peer.")
+    environment_backoff_max_s: float = Field(
+        30.0,
+        gt=0,
+        description="Longest rest of a member whose environment keeps failing, before it is tried again; "
+        "begins at backoff_s and doubles. Its place is free meanwhile.",
+    )
     peer_patience_s: float = Field(
         120.0, gt=0, description="A peer that fails for this long ends the process."
     )

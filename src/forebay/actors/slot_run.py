@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 from forebay.actors.episode import Assignment, EpisodeRunner
 from forebay.actors.generator_health import GeneratorHealth
+from forebay.actors.rests import Rests
 from forebay.actors.stats import Ending, EpisodeLog, EpisodeStats, StatsQueue
 from forebay.actors.store_access import StoreAccess
-from forebay.errors import EnvironmentFailure, GenerationError, ModelError, RecordError, RefusedError
+from forebay.errors import (
+    EnvironmentFailure,
+    ForebayError,
+    GenerationError,
+    ModelError,
+    RecordError,
+    RefusedError,
+)
 from forebay.generation.protocol import BadRequestError
 from forebay.store.protocol import Slot
 from forebay.telemetry.trace import OFF, Tracer, member_name
@@ -29,9 +38,11 @@ class LiveSlot:
     Attributes:
         lost: The lease is gone; nobody waits for the result.
         putting: The result is on its way; the store will judge it.
+        resting: The attempt has failed; its member rests, and its place is free.
         member: The member whose path the episode belongs to.
         log: What the episode has done so far.
         trajectory: Its result, once there is one.
+        ended_s: Wall clock at the end of a failed attempt, before the rest.
     """
 
     def __init__(self, slot: Slot, claimed_s: float, run_name: str) -> None:
@@ -41,6 +52,8 @@ class LiveSlot:
         self.episode_id = f"{self.trajectory_id}.{run_name}"
         self.lost = False
         self.putting = False
+        self.resting = False
+        self.ended_s: float | None = None
         self.member = member_name(slot.group_id, slot.member)
         self.log = EpisodeLog()
         self.trajectory: Trajectory | None = None
@@ -66,13 +79,15 @@ class LiveSlot:
 class SlotRunner:
     """Runs slots and tells the store what came of them.
 
-    A result is put, a timeout too; an error fails the attempt with a reason; a generator that is not there
-    gives the slot back untried.
+    A result is put, a timeout too; an error fails the attempt with a reason, after a rest that grows while
+    the environment keeps failing; a generator that is not there gives the slot back untried.
 
     Args:
         runner: Runs the episodes.
         store: Learns how they went.
         health: Learns how the generator did.
+        rests: Knows how long a member rests after a failure.
+        rest: Waits for so many seconds, or until the pool is drained; the episode's place is free meanwhile.
         run_seed: Seed of the run.
         put_margin_s: An episode ends this long before its group's deadline.
         counters: Where outcomes are counted.
@@ -85,6 +100,8 @@ class SlotRunner:
         runner: EpisodeRunner,
         store: StoreAccess,
         health: GeneratorHealth,
+        rests: Rests,
+        rest: Callable[[float], Awaitable[None]],
         *,
         run_seed: int,
         put_margin_s: float,
@@ -95,6 +112,8 @@ class SlotRunner:
         self._runner = runner
         self._store = store
         self._health = health
+        self._rests = rests
+        self._rest = rest
         self._run_seed = run_seed
         self._put_margin_s = put_margin_s
         self._counters = counters
@@ -140,6 +159,7 @@ class SlotRunner:
             await self._store.release(slot)
             return "released"
         self._health.succeeded()
+        self._rests.succeeded(slot.task.environment)
         return await self._deliver(live, trajectory)
 
     async def _deliver(self, live: LiveSlot, trajectory: Trajectory) -> Ending:
@@ -147,7 +167,7 @@ class SlotRunner:
         self._counters["branches"] += int(trajectory.metrics["branches"])
         if trajectory.finish == "context" and not trajectory.steps:
             # The task does not fit the context: no attempt will, and an empty member teaches nothing.
-            return await self._fail(live, "context", None)
+            return await self._fail(live, "context", RefusedError("no room for its prompt"))
         live.trajectory = trajectory
         live.putting = True
         ending: Ending
@@ -162,17 +182,26 @@ class SlotRunner:
         self._counters[f"receipts.{ending}"] += 1
         return ending
 
-    async def _fail(self, live: LiveSlot, reason: str, error: Exception | None) -> Ending:
+    async def _fail(self, live: LiveSlot, reason: str, error: ForebayError) -> Ending:
+        """Let the member rest under its lease, then say that the attempt has failed."""
+        environment = live.slot.task.environment
+        rest_s = self._rests.failed(environment, error)
         self._counters[f"failed.{reason}"] += 1
-        self._counters[f"failures.{live.slot.task.environment}.{reason}"] += 1
-        _log.warning("%s failed (%s): %s", live.trajectory_id, reason, error or "no room for its prompt")
+        self._counters[f"failures.{environment}.{reason}"] += 1
+        self._counters[f"rests.{environment}"] += 1
+        _log.warning("%s failed (%s), rests for %.1f s: %s", live.trajectory_id, reason, rest_s, error)
+        live.ended_s, live.putting, live.resting = self._runner.clock.wall_s(), False, True
+        began_s = self._now_s()
+        await self._rest(rest_s)
+        live.log.span("rest", began_s, self._now_s())
         await self._store.fail(live.slot, reason)
         return "failed"
 
     def _stats(self, live: LiveSlot, ending: Ending) -> EpisodeStats:
         if live.trajectory is not None:
             return EpisodeStats.of(live.trajectory, ending)
-        duration_s = max(0.0, self._runner.clock.wall_s() - live.claimed_s)
+        ended_s = self._runner.clock.wall_s() if live.ended_s is None else live.ended_s
+        duration_s = max(0.0, ended_s - live.claimed_s)
         return EpisodeStats.without_result(live.slot.task.environment, ending, live.log, duration_s)
 
     def _now_s(self) -> float:

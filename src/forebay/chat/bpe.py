@@ -88,15 +88,15 @@ def _bpe(vocabulary: BpeVocabulary) -> models.BPE:
     wrong = next((merge for merge in merges if len(merge) != 2), None)
     if wrong is not None:
         raise ModelError("a merge needs two tokens", got=repr(" ".join(wrong)))
+    unknown = next((piece for a, b in merges for piece in (a, b, a + b) if piece not in ids), None)
+    if unknown is not None:
+        raise ModelError(f"the merges do not fit the vocabulary, which has no {unknown!r}")
     arguments: dict[str, Any] = {
         "vocab": ids,
         "merges": merges,
         "ignore_merges": vocabulary.split == "llama-bpe",
     }
-    try:
-        return models.BPE(**arguments)
-    except Exception as error:  # the library raises nothing narrower
-        raise ModelError(f"the merges do not fit the vocabulary: {error}") from error
+    return models.BPE(**arguments)
 
 
 def _bytes_only() -> Any:

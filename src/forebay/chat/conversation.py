@@ -10,8 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
+from forebay.chat.messages import Message
 from forebay.chat.rendering import Chat, Tokens
-from forebay.chat.template import Message
 from forebay.errors import RecordError
 from forebay.trajectory import ActionSpan, PolicyVersion, Sampling, Sequence, VersionSpan
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import xxhash
 from tokenizers import Tokenizer
 
-from forebay.chat.template import ChatTemplate, Message
+from forebay.chat.messages import Message
+from forebay.chat.template import ChatTemplate
 from forebay.errors import ModelError
 
 MAX_TOKENIZER_BYTES: Final = 1 << 28

@@ -42,7 +42,7 @@ def small_chat() -> Chat:
     """Make the chat of the small tokenizer.
 
     Example:
-        >>> from forebay.chat.template import Message
+        >>> from forebay.chat import Message
         >>> small_chat().render([Message("user", "2+3")])
         '<bos><user>2+3<end><assistant>'
     """

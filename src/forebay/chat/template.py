@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, NoReturn
 
 import jinja2
-import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from forebay.chat.messages import Message
 from forebay.errors import ModelError
-
-Role = Literal["system", "user", "assistant", "tool"]
 
 MAX_TEMPLATE_CHARACTERS: Final = 1 << 18
 MAX_TEXT_CHARACTERS: Final = 1 << 24
-
-
-class Message(msgspec.Struct, frozen=True):
-    """One message of a conversation."""
-
-    role: Role
-    content: str
 
 
 class ChatTemplate:

@@ -110,6 +110,8 @@ def _network_probes(subject: Subject) -> Iterator[Probe]:
     if subject.run is not None and leftovers.is_locked(RunLayout(subject.run).lock):
         return  # its own generator holds the port
     generator = (subject.config or RunConfig()).generator
+    if generator.vllm:
+        return  # nothing of forebay listens
     needed = subject.config is not None
     yield Probe("port", lambda: network.look_at_port(generator.host, generator.port, needed=needed))
 
@@ -120,6 +122,8 @@ def _run_probes(config: RunConfig, path: Path) -> Iterator[Probe]:
     yield _check("environments", lambda: preflight.check_environments(config), "can be made, with tasks")
     yield _check("model", lambda: preflight.check_model_files(config), "configuration and weights fit")
     yield _check("token", lambda: preflight.check_token(config), "there, or not asked for")
+    if config.generator.vllm:
+        yield _check("vllm", lambda: _check_servers(config), "every server runs as forebay needs it")
     yield _check(
         "room",
         lambda: preflight.check_disk(config, path, preflight.check_model_files(config)),
@@ -130,6 +134,12 @@ def _run_probes(config: RunConfig, path: Path) -> Iterator[Probe]:
         lambda: divide_cpus(sorted(os.sched_getaffinity(0)), launch.learner_cpus, launch.other_cpus),
         "its cores are there",
     )
+
+
+def _check_servers(config: RunConfig) -> None:
+    from forebay.cli.control import check_servers
+
+    check_servers(config, preflight.check_model_files(config))
 
 
 def _check(what: str, check: Callable[[], object], fine: str) -> Probe:

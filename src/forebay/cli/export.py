@@ -8,12 +8,10 @@ from typing import Annotated
 import typer
 
 from forebay.cli.preflight import require_learner_packages
-from forebay.cli.roles import RunPath, configure_jax
-from forebay.cli.runs import ExportDtype, Run, join_run
+from forebay.cli.roles import RunPath
+from forebay.cli.runs import ExportDtype, join_run
+from forebay.cli.versions import best_checkpoint, published
 from forebay.errors import ConfigError
-from forebay.trajectory import PolicyVersion
-from forebay.weights.reader import WeightReader
-from forebay.weights.shard import Tensors
 
 
 def export(
@@ -38,25 +36,7 @@ def export(
     if best and version is not None:
         raise ConfigError("--best and --version name two versions", remedy="Give one of them.")
     joined = join_run(run)
-    found, tensors = _best(joined) if best else _published(WeightReader(joined.layout.weights), version)
+    found, tensors = best_checkpoint(joined) if best else published(joined, version)
     files = source_tokenizer_files(joined.model_directory)
     save_model(to, joined.model, tensors, files=files, dtype=dtype)
     typer.echo(f"version {found.version} (incarnation {found.incarnation}) written to {to}")
-
-
-def _best(run: Run) -> tuple[PolicyVersion, Tensors]:
-    configure_jax()
-    from forebay.cli.learner_parts import best_weights
-
-    return best_weights(run)
-
-
-def _published(reader: WeightReader, version: int | None) -> tuple[PolicyVersion, Tensors]:
-    matches = [known for known in reader.versions() if known.version == version]
-    if version is not None and not matches:
-        raise ConfigError(
-            f"version {version} is not published",
-            limit=[known.version for known in reader.versions()],
-            remedy="Name one of these, or raise weights.keep_versions in the next run.",
-        )
-    return reader.load(matches[-1] if matches else None)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from pathlib import Path
 
 import msgspec
 
 from forebay.telemetry.progress import Progress, ProgressPrinter
+
+_STEPS_KEPT = 3
+
+
+class _Timed(msgspec.Struct):
+    step_s: float | None = None
 
 
 class Follower:
@@ -16,11 +23,15 @@ class Follower:
     Args:
         path: `metrics.jsonl` of the run; lines that are there already are skipped.
         printer: Where progress is shown.
+
+    Attributes:
+        step_s: How long the last few steps took.
     """
 
     def __init__(self, path: Path, printer: ProgressPrinter) -> None:
         self._path = path
         self._printer = printer
+        self.step_s: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._offset = path.stat().st_size if path.exists() else 0
 
     def look(self) -> None:
@@ -38,4 +49,8 @@ class Follower:
         self._offset += len(whole) + 1
         # A line that a crash cut is not whole even if it has an end: it is no reason to end a run.
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-            self._printer.update(msgspec.json.decode(whole.rpartition(b"\n")[2], type=Progress))
+            newest = whole.rpartition(b"\n")[2]
+            self._printer.update(msgspec.json.decode(newest, type=Progress))
+            step_s = msgspec.json.decode(newest, type=_Timed).step_s
+            if step_s is not None:
+                self.step_s.append(step_s)

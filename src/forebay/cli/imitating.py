@@ -12,7 +12,12 @@ import jax
 from forebay.batching.batch import Batch
 from forebay.batching.ladder import build_ladder
 from forebay.batching.packing import Bucket
-from forebay.batching.supervised import Demonstration, build_supervised_batch, shuffled_batches
+from forebay.batching.supervised import (
+    Demonstration,
+    build_supervised_batch,
+    check_lengths,
+    shuffled_batches,
+)
 from forebay.chat import Chat, Message, supervised
 from forebay.cli.preflight import check_model_files
 from forebay.cli.runs import builtin_or_path, model_files, resolve_model
@@ -55,6 +60,7 @@ def imitate(config: RunConfig, to: Path) -> None:
     examples = demonstrations(config, chat)
     if not examples:
         raise ConfigError("nothing to imitate: the demonstrations hold no assistant message")
+    check_lengths(examples, config.batching)
     params = train(config, model, initial(config, model), examples)
     save_model(
         to,

@@ -10,15 +10,17 @@ import jax
 
 from forebay.batching.ladder import build_ladder
 from forebay.batching.packing import Bucket
-from forebay.batching.updates import build_updates
+from forebay.batching.updates import build_updates, outcomes_of
 from forebay.cli.runs import Run, builtin_or_path
+from forebay.clock import SystemClock
 from forebay.config import RunConfig
 from forebay.envs.registry import load_task_sets
 from forebay.envs.tasks import TaskStream, WeightedTasks
 from forebay.errors import WeightsError
 from forebay.learner.checkpoint import load_best
 from forebay.learner.dispatch import Dispatcher
-from forebay.learner.feed import Feed, Packer
+from forebay.learner.fairness import FairShares
+from forebay.learner.feed import DynamicSampling, Feed, Packer
 from forebay.learner.programs import TrainPrograms
 from forebay.learner.train_step import TrainState, snapshot
 from forebay.models.checkpoint_io import load_model
@@ -27,10 +29,11 @@ from forebay.models.hf import to_hf_tensors
 from forebay.models.params import Params, init_params
 from forebay.models.sharding import make_mesh
 from forebay.objectives.build import build_objective
+from forebay.objectives.dapo import has_signal
 from forebay.objectives.denominators import batch_denominator
-from forebay.objectives.settings import build_advantage
-from forebay.store.protocol import GroupSpec
-from forebay.store.rules import RuleStore
+from forebay.objectives.settings import build_batch_advantages, shaped_rewards
+from forebay.staleness import Shares
+from forebay.store.protocol import GroupSpec, Store, TakenGroup
 from forebay.telemetry.trace import OFF, Tracer
 from forebay.trajectory import PolicyVersion, Task
 from forebay.weights.reader import WeightReader
@@ -113,7 +116,7 @@ def published_digests(reader: WeightReader) -> dict[PolicyVersion, str]:
 
 def make_feed(
     config: RunConfig,
-    store: RuleStore,
+    store: Store,
     incarnation: int,
     pack: Packer,
     dispatcher: Dispatcher,
@@ -129,22 +132,24 @@ def make_feed(
         config.batching.groups,
         config.updates_per_batch,
         dispatcher.repeat,
+        dispatcher.fairness,
         tracer=tracer,
+        sampling=_dynamic_sampling(config),
     )
 
 
 def make_dispatcher(
-    config: RunConfig, store: RuleStore, incarnation: int, last_version: int, tracer: Tracer = OFF
+    config: RunConfig, store: Store, incarnation: int, last_version: int, tracer: Tracer = OFF
 ) -> Dispatcher:
     """Return what keeps the store filled with a run's groups."""
     stream = task_stream(config)
     longest_s = max(settings.episode_timeout_s for settings in config.environment.values())
 
-    def make_group(serial: int, task: Task | None, min_version: PolicyVersion) -> GroupSpec:
+    def make_group(serial: int, posed: Task | str | None, min_version: PolicyVersion) -> GroupSpec:
         return GroupSpec(
             group_id=f"g{serial:08d}",
             serial=serial,
-            task=task or stream.task_at(serial),
+            task=posed if isinstance(posed, Task) else stream.task_at(serial, posed),
             group_size=config.batching.group_size,
             min_group_size=config.batching.min_group_size,
             min_version=min_version,
@@ -160,7 +165,22 @@ def make_dispatcher(
         config.batching.groups,
         config.updates_per_batch,
         last_version,
+        make_fairness(config, stream.shares),
         tracer=tracer,
+    )
+
+
+def make_fairness(config: RunConfig, shares: Shares) -> FairShares | None:
+    """Return how a run's environments share its batches; None if it has but one."""
+    if len(shares.names) < 2:
+        return None
+    return FairShares(
+        shares,
+        config.batching.groups,
+        patience_s=config.staleness.share_patience_s,
+        # A dead environment must not outlast the patience with the whole run.
+        longest_patience_s=config.learner.no_progress_s / 2,
+        clock=SystemClock(),
     )
 
 
@@ -173,6 +193,16 @@ def task_stream(config: RunConfig) -> TaskStream:
     return TaskStream(sources, config.run.seed)
 
 
+def _dynamic_sampling(config: RunConfig) -> DynamicSampling | None:
+    if not config.objective.dynamic_sampling:
+        return None
+
+    def signals(group: TakenGroup) -> bool:
+        return has_signal(shaped_rewards(config.objective, outcomes_of(group)))
+
+    return DynamicSampling(signals, config.objective.dynamic_sampling * config.batching.groups)
+
+
 def _pack(groups: Any, now: PolicyVersion, forks: Any, *, config: RunConfig, ladder: Any) -> Any:
     return build_updates(
         groups,
@@ -181,6 +211,6 @@ def _pack(groups: Any, now: PolicyVersion, forks: Any, *, config: RunConfig, lad
         staleness=config.staleness,
         settings=config.batching,
         ladder=ladder,
-        advantage=build_advantage(config.objective),
+        advantage=build_batch_advantages(config.objective),
         denominator=functools.partial(batch_denominator, config.objective),
     )

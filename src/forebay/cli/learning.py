@@ -34,8 +34,7 @@ from forebay.learner.train_step import TrainState, snapshot
 from forebay.models.compiles import CompileCounter
 from forebay.models.hf import to_hf_tensors
 from forebay.models.params import Params
-from forebay.store.protocol import Rewound
-from forebay.store.rules import RuleStore
+from forebay.store.protocol import Rewound, Store
 from forebay.telemetry.faults import fault_point
 from forebay.telemetry.metrics import read_metrics
 from forebay.telemetry.summary import write_summary
@@ -82,7 +81,7 @@ class LearnerSession:
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
         self.compiles = stack.enter_context(CompileCounter())
-        self.store: RuleStore = run.open_store()
+        self.store: Store = run.open_store()
         stack.callback(self.store.close)
         self.weights = WeightPublisher(run.layout.weights, run_id=run.run_id, settings=config.weights)
         self.publisher = Publisher(self._publish, settle_thread)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import functools
 import os
 import random
 import secrets
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -22,9 +22,9 @@ from forebay.chat import Chat
 from forebay.cli.acting import client_settings
 from forebay.cli.asking import Watch, generator_of, wait_for_generator
 from forebay.cli.person import Lines, PersonGenerator, PersonLeftError
-from forebay.cli.preflight import require_learner_packages
-from forebay.cli.runs import Run, builtin_or_path, join_run, own_run, resolve_model
+from forebay.cli.runs import Run, builtin_or_path, join_run, resolve_model
 from forebay.cli.transcript import Listener, WatchedEnvironment, WatchedGenerator
+from forebay.cli.versions import Weights, serving
 from forebay.clock import SystemClock
 from forebay.config import RunConfig, load_config
 from forebay.envs.latency import LatencySettings
@@ -32,7 +32,6 @@ from forebay.envs.registry import EnvironmentKind, load_environment, load_task_s
 from forebay.errors import ConfigError
 from forebay.generation.pool import connect
 from forebay.generation.protocol import Generator
-from forebay.learner.run_directory import RunLayout
 from forebay.trajectory import PolicyVersion, Task, Trajectory
 
 # A person may think for as long as they like.
@@ -82,7 +81,8 @@ def seated(wanted: Wanted) -> Iterator[tuple[RunConfig, Player]]:
     own = join_run(wanted.target) if wanted.target.is_dir() else None
     config = own.config if own else load_config(wanted.target)
     if wanted.checkpoint is not None:
-        with _temporary_run(config, wanted.checkpoint) as run:
+        source = builtin_or_path(wanted.checkpoint)
+        with serving(config, source, functools.partial(_given_weights, source)) as run:
             yield config, Player(wanted.checkpoint, run.chat, run)
     elif wanted.run is not None or (own is not None and not wanted.person):
         other = join_run(wanted.run) if wanted.run is not None else own
@@ -224,22 +224,9 @@ def _assignment(version: PolicyVersion, seed: int) -> Assignment:
     )
 
 
-@contextmanager
-def _temporary_run(config: RunConfig, checkpoint: str) -> Iterator[Run]:
-    """Make a run whose only version is a given model."""
-    require_learner_packages()
+def _given_weights(source: Path, run: Run) -> Weights:
     from forebay.models.checkpoint_io import load_model
     from forebay.models.hf import to_hf_tensors
-    from forebay.weights.publisher import WeightPublisher
 
-    source = builtin_or_path(checkpoint)
-    model = config.model.model_copy(update={"path": str(source.absolute()), "tokenizer": "small"})
-    generator = config.generator.model_copy(update={"port": 0})
-    with tempfile.TemporaryDirectory(prefix="forebay-play-") as parent:
-        settings = config.model_copy(update={"model": model, "generator": generator})
-        directory, run = own_run(settings, Path(parent) / "run")
-        with directory:
-            _, params = load_model(source, num_real_tokens=run.chat.vocabulary)
-            publisher = WeightPublisher(RunLayout(run.layout.path).weights, run_id=run.run_id)
-            publisher.publish(PolicyVersion(0, 0), to_hf_tensors(params, run.model))
-            yield run
+    _, params = load_model(source, num_real_tokens=run.chat.vocabulary)
+    return Weights(PolicyVersion(0, 0), to_hf_tensors(params, run.model))

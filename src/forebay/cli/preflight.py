@@ -18,9 +18,9 @@ from forebay.errors import ConfigError
 from forebay.launch import divide_cpus
 from forebay.launch.probes.interpreter import look_at_copies
 from forebay.launch.probes.network import look_at_port
-from forebay.launch.probes.storage import existing, refuse_network_filesystem
 from forebay.learner.run_directory import RunLayout
 from forebay.models.config import ModelConfig
+from forebay.store.file_systems import existing, refuse_network_filesystem
 from forebay.telemetry.sinks import check_sinks
 from forebay.trajectory import Task
 
@@ -52,7 +52,7 @@ def preflight(config: RunConfig, path: Path, *, with_servers: bool = True) -> No
     if not config.generator.vllm:
         check_address(config)
     elif with_servers:
-        from forebay.cli.steering import check_servers
+        from forebay.cli.control import check_servers
 
         check_servers(config, model)
     check_writable(path)

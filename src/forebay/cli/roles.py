@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -25,6 +27,9 @@ RunPath = Annotated[
     ),
 ]
 OTHER_CPUS_VARIABLE = "FOREBAY_OTHER_CPUS"
+_PORT_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LINUX_FIRST_PORT: Final = 32768
+_NUM_CANDIDATES: Final = 8192
 
 
 def learn(run: RunPath) -> None:
@@ -63,9 +68,9 @@ def generate(
                 "with generator.vllm set, forebay generate listens nowhere",
                 remedy="Leave out --port and --host.",
             )
-        from forebay.cli.steering import steer_servers
+        from forebay.cli.control import control_servers
 
-        steer_servers(joined)
+        control_servers(joined)
         return
     require_learner_packages()
     configure_jax()
@@ -132,9 +137,25 @@ def base_address(host: str, port: int) -> str:
 
 
 def free_port() -> int:
-    """Return a loopback port that is free now."""
+    """Return a loopback port that is free now, and that the system gives to no outgoing connection.
+
+    A generator listens only once it has imported JAX, and again after a restart; meanwhile a connection of
+    any other process could be given a port from the system's own range.
+    """
+    stop = _first_outgoing_port()
+    candidates = range(max(1024, stop - _NUM_CANDIDATES), stop)
+    for port in random.SystemRandom().sample(candidates, len(candidates)):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def _first_outgoing_port() -> int:
+    try:
+        return int(_PORT_RANGE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return _LINUX_FIRST_PORT
 
 
 def configure_jax() -> None:

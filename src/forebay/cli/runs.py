@@ -23,8 +23,7 @@ from forebay.learner.run_directory import RunDirectory, RunLayout, open_run, rea
 from forebay.models.config import CONFIG_FILE, ModelConfig
 from forebay.models.config import load_config as load_model_config
 from forebay.models.source import source_chat, source_config, source_tokenizer_files
-from forebay.store import StoreSettings, StoreView, open_store, view_store
-from forebay.store.rules import RuleStore
+from forebay.store import Store, StoreSettings, StoreView, open_store, view_store
 
 ExportDtype = Literal["float32", "bfloat16"]
 # What may change between a start and a resume: where, how fast, how long, what is kept; not what is learned.
@@ -90,7 +89,7 @@ class Run(NamedTuple):
         """Settings of the run's store, with the place where it lies."""
         return self.config.store.model_copy(update={"path": self.config.store.path or self.layout.store})
 
-    def open_store(self) -> RuleStore:
+    def open_store(self) -> Store:
         """Open the run's store."""
         return open_store(self.store_settings, self.run_id, SystemClock())
 

@@ -1,9 +1,8 @@
-"""`forebay store`: look into the store of a run, and check its accounts."""
+"""`forebay store`: look into the store of a run, check its accounts, and take trajectories out."""
 
 from __future__ import annotations
 
 import os
-from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
@@ -12,58 +11,74 @@ import typer
 from forebay.cli.preflight import require_learner_packages
 from forebay.cli.roles import RunPath, configure_jax
 from forebay.cli.runs import join_run
-from forebay.cli.store_summary import format_bytes, summarize_store
-from forebay.errors import StoreError
+from forebay.cli.store_bench import bench
+from forebay.cli.store_compact import compact
+from forebay.cli.store_export import export
+from forebay.cli.store_listing import ls
+from forebay.cli.store_summary import summarize_store
+from forebay.cli.store_verify import verify
 from forebay.launch import divide_cpus
-from forebay.staleness import OutstandingGroup
 from forebay.store import count_lost
 from forebay.telemetry.logs import setup_logging
 
 app = typer.Typer(help="Look into the store of a run.", no_args_is_help=True)
+app.command()(ls)
+app.command()(export)
+app.command()(verify)
+app.command()(compact)
+app.command()(bench)
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def stats(run: RunPath, as_json: JsonOption = False) -> None:
+    """Print depth, bytes, ages and counters; the run may be going on, and nothing is changed.
+
+    Examples:
+        forebay store stats runs/calculator
+        forebay store stats runs/calculator --json
+    """
+    joined = join_run(run)
+    with joined.view_store() as view:
+        snapshot = view.stats()
+        if as_json:
+            tree: dict[str, Any] = msgspec.to_builtins(snapshot) | {"lost": count_lost(snapshot)}
+            typer.echo(msgspec.json.format(msgspec.json.encode(tree), indent=2).decode())
+            return
+        settings = joined.store_settings
+        typer.echo(summarize_store(snapshot, view.scan(), settings.url or settings.path))
 
 
 @app.command()
 def show(
     run: RunPath,
-    groups: Annotated[int, typer.Option(min=0, help="Also list this many groups, oldest first.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ID]",
+            help="A group, or a trajectory; without it, the same as `stats`.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Print depth, bytes, ages and counters; the run may be going on, and nothing is changed.
+    """Show a group or a trajectory: its state, members, messages, and each token's logprob, version and mask.
+
+    Whether a token is trained is judged by the step that trained it, or else by the next one.
 
     Examples:
-        forebay store show runs/calculator
-        forebay store show runs/calculator --groups 10
-        forebay store show runs/calculator --json
+        forebay store show runs/calculator g00000012
+        forebay store show runs/calculator g00000012.0.0
+        forebay store show runs/calculator g00000012 --json
     """
-    joined = join_run(run)
-    with joined.view_store() as store:
-        stats, every = store.stats(), list(store.scan())
-    listed = list(islice(every, groups))
-    if as_json:
-        tree: dict[str, Any] = msgspec.to_builtins(stats) | {"lost": count_lost(stats)}
-        tree["groups"] = msgspec.to_builtins(listed)
-        typer.echo(msgspec.json.format(msgspec.json.encode(tree), indent=2).decode())
+    if name is None:
+        stats(run, as_json)
         return
-    typer.echo(summarize_store(stats, every, joined.store_settings.path))
-    for group in listed:
-        typer.echo(_describe(group))
+    from forebay.cli.store_item import show_item
 
-
-@app.command()
-def verify(run: RunPath) -> None:
-    """Recount every record; exit with 4 if a trajectory was lost or an account is wrong.
-
-    Example:
-        forebay store verify runs/calculator
-    """
-    with join_run(run).view_store() as store:
-        problems = store.audit()
-        lost = count_lost(store.stats())
-    if problems or lost:
-        raise StoreError(
-            f"the store's accounts are wrong: {'; '.join(problems) or 'trajectories lost'}", got=lost
-        )
-    typer.echo("accounts are right: 0 trajectories lost")
+    show_item(join_run(run), name, as_json=as_json)
 
 
 @app.command()
@@ -92,10 +107,3 @@ def replay(run: RunPath) -> None:
         f"{done.batches} batches replayed up to version {done.version}: bit for bit equal to "
         f"{len(done.compared)} published versions, the last one {tuple(last)}"
     )
-
-
-def _describe(group: OutstandingGroup) -> str:
-    state = "settled" if group.settled else "open"
-    start = "not begun" if group.start is None else f"version {group.start.version}"
-    size = format_bytes(group.num_bytes)
-    return f"{group.group_id:<24} {state:<8} {group.environment:<16} {start:<14} {size}"

@@ -20,6 +20,7 @@ COUNTERS: Mapping[str, Mapping[str, str]] = {
         "committed": "trained and forgotten",
         "rejected.stale": "too old to be trained",
         "rejected.no_fresh_token": "without a token that may be trained",
+        "rejected.no_signal": "whose rewards were equal",
         "rejected.": "rejected by the learner",
         "dropped.deadline": "too few members at the deadline",
         "dropped.failed": "too few members that did not fail",

@@ -192,6 +192,7 @@ def _supervisor(
         on_tick=look,
         report=_say,
         inherited=(directory.fileno(),),
+        step_s=lambda: tuple(follower.step_s),
     )
 
 

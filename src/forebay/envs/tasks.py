@@ -15,6 +15,7 @@ import msgspec
 import xxhash
 
 from forebay.errors import ConfigError, RecordError
+from forebay.staleness import Shares
 from forebay.trajectory import Task
 
 MAX_LINE_BYTES: Final = 1 << 20
@@ -95,12 +96,14 @@ class WeightedTasks(NamedTuple):
 class TaskStream:
     """An endless stream of tasks: every epoch poses each task once, in an order of its own.
 
-    Several environments share the stream by weight: after any number of tasks, each has had its share to
-    within one task per environment.
+    Several environments share the stream by weight: see `Shares`.
 
     Args:
         sources: Tasks by environment.
         seed: Seed of the order and of the tasks' own seeds.
+
+    Attributes:
+        shares: The environments and their weights.
 
     Raises:
         ConfigError: A source has no tasks, or a weight is not positive.
@@ -123,33 +126,32 @@ class TaskStream:
         if not sources:
             raise ConfigError("a task stream needs at least one environment")
         self._sources = tuple(sources)
+        self.shares = Shares(
+            tuple(source.tasks[0].environment for source in sources),
+            tuple(source.weight for source in sources),
+        )
         self._seed = seed
         # An epoch's order is used again and again; neighbors are needed where epochs meet.
         self._order = lru_cache(maxsize=2 * len(sources))(self._shuffled)
 
-    def task_at(self, serial: int) -> Task:
-        """Return the task of a serial, seeded so that no two serials share their episode's randomness."""
-        source, index = self._place(serial)
-        tasks = self._sources[source].tasks
-        epoch, place = divmod(index, len(tasks))
-        task = tasks[self._order(source, epoch)[place]]
-        seed = xxhash.xxh3_64_intdigest(f"{self._seed}:{serial}".encode()) & 0x7FFF_FFFF
-        return msgspec.structs.replace(task, seed=seed)
+    def task_at(self, serial: int, environment: str | None = None) -> Task:
+        """Return the task of a serial, seeded so that no two serials share their episode's randomness.
 
-    def _place(self, serial: int) -> tuple[int, int]:
-        """Return the source of a serial and how many tasks of it came before.
-
-        The first source gets floor(n * share) of the first n serials; the rest is divided the same way.
+        Args:
+            serial: Its place in the stream.
+            environment: The environment that is to pose it; by default the one whose turn it is. Another one,
+                whose group was lost for instance, poses a task drawn at random, outside its epochs.
         """
-        left = sum(source.weight for source in self._sources)
-        for index, source in enumerate(self._sources[:-1]):
-            share = source.weight / left
-            before = int(serial * share)
-            if int((serial + 1) * share) > before:
-                return index, before
-            serial -= before
-            left -= source.weight
-        return len(self._sources) - 1, serial
+        source, index = self.shares.place(serial)
+        seed = xxhash.xxh3_64_intdigest(f"{self._seed}:{serial}".encode()) & 0x7FFF_FFFF
+        if environment is not None and environment != self.shares.names[source]:
+            tasks = self._sources[self.shares.names.index(environment)].tasks
+            task = random.Random(f"{self._seed}:{environment}:{serial}").choice(tasks)
+        else:
+            tasks = self._sources[source].tasks
+            epoch, place = divmod(index, len(tasks))
+            task = tasks[self._order(source, epoch)[place]]
+        return msgspec.structs.replace(task, seed=seed)
 
     def _shuffled(self, source: int, epoch: int) -> list[int]:
         order = list(range(len(self._sources[source].tasks)))

@@ -167,19 +167,18 @@ class _Template:
                 start_new_session=True,
             )
         template = cls(process, control)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await template._import(blueprint)
-        except TimeoutError as error:
-            await template.close()
-            raise EnvironmentFailure(
-                f"importing {blueprint.entrypoint} took too long",
-                limit=f"{timeout_s:g} s",
-                remedy="Raise environment.NAME.start_timeout_s.",
-            ) from error
-        except BaseException:
-            await template.close()
-            raise
+        async with contextlib.AsyncExitStack() as undone:
+            undone.push_async_callback(template.close)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await template._import(blueprint)
+            except TimeoutError as error:
+                raise EnvironmentFailure(
+                    f"importing {blueprint.entrypoint} took too long",
+                    limit=f"{timeout_s:g} s",
+                    remedy="Raise environment.NAME.start_timeout_s.",
+                ) from error
+            undone.pop_all()  # from here on it is the caller's to close
         return template
 
     @property

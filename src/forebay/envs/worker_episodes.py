@@ -90,7 +90,7 @@ def _answer(episodes: Episodes, request: Request, channel: socket.socket) -> Rep
         return episodes.answer(request)
     except ConfigError as error:
         return Reply(refusal=str(error))
-    except BaseException as error:
+    except BaseException as error:  # foreign code may even exit; the actor hears of it before the worker ends
         traceback.print_exc()
         failure = Reply(failure=f"{type(error).__name__}: {error}"[:500])
         channel.sendall(msgspec.json.encode(failure) + b"\n")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import BaseModel, ConfigDict, Field
+
+# One that runs, one that is measured for the summary, and one for what else is slow on such a machine.
+_STEPS_TO_SAVE: Final = 3.0
 
 
 class LaunchSettings(BaseModel):
@@ -25,8 +30,24 @@ class LaunchSettings(BaseModel):
         60.0, gt=0, description="A process that lived this long has its restarts forgiven."
     )
     stop_grace_s: float = Field(
-        20.0, gt=0, description="Time between asking a process to stop and killing it."
+        20.0,
+        gt=0,
+        description="Time between asking a process to stop and killing it; the learner gets three of its "
+        "longest steps more, to end one and to save.",
     )
+    stop_grace_max_s: float = Field(900.0, gt=0, description="The most that those steps raise it to.")
     done_grace_s: float = Field(
         2.0, gt=0, description="The same for generator, actors and evaluator once the learner is done."
     )
+
+    def saving_grace_s(self, step_s: float) -> float:
+        """Return how long a learner may take to end its step and to save its state.
+
+        Args:
+            step_s: Its longest step; 0 if none is known.
+
+        Example:
+            >>> LaunchSettings(stop_grace_s=20.0, stop_grace_max_s=100.0).saving_grace_s(15.0)
+            65.0
+        """
+        return max(self.stop_grace_s, min(self.stop_grace_s + _STEPS_TO_SAVE * step_s, self.stop_grace_max_s))

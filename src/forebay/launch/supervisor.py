@@ -29,6 +29,7 @@ class Supervisor:
         on_tick: Called about ten times a second.
         report: Called with a line for each process that died and is started again.
         inherited: File descriptors that every process keeps open: the run's lock lasts as long as they do.
+        step_s: Returns how long the last steps of the leading process took.
 
     Attributes:
         first_cause: Why the first process of the latest series of failures ended.
@@ -46,13 +47,16 @@ class Supervisor:
         on_tick: Callable[[], None] = lambda: None,
         report: Callable[[str], None] = lambda line: None,
         inherited: Sequence[int] = (),
+        step_s: Callable[[], Sequence[float]] = tuple,
     ) -> None:
         self._children = [Child(spec, log_directory / f"{spec.name}.log", inherited) for spec in specs]
         self._settings = settings
         self._clock = clock
         self._on_tick = on_tick
         self._report = report
+        self._step_s = step_s
         self._stops: list[int] = []
+        self._stops_at_end = 0
         self.first_cause: str | None = None
         self.num_restarts = 0
         self.stopped = False
@@ -141,38 +145,65 @@ class Supervisor:
             self.first_cause = None
 
     def _stop_all(self, *, done: bool) -> None:
-        """Stop the leading processes first: they save their state while the others still serve them."""
+        """Stop the leading process first: it saves its state while the others still serve it."""
+        self._stops_at_end = min(len(self._stops), 1)
+        self._stop_leading()
         grace_s = self._settings.stop_grace_s
-        self._stop((c for c in self._children if c.spec.leads), grace_s)
         # Once the run is done the others work in vain; what they leave unfinished was not acknowledged.
         others_grace_s = min(grace_s, self._settings.done_grace_s) if done else grace_s
         self._stop((c for c in self._children if not c.spec.leads), others_grace_s)
 
-    def _stop(self, children: Iterable[Child], grace_s: float) -> None:
+    def _stop_leading(self) -> None:
+        leading = [child for child in self._children if child.spec.leads and child.alive]
+        if not leading:
+            return
+        self._on_tick()  # whoever knows the steps looks once more
+        name, steps_s = leading[0].spec.name, self._step_s()
+        grace_s = self._settings.saving_grace_s(max(steps_s, default=0.0))
+        limit = _spelled(grace_s, steps_s)
+        self._report(
+            f"stopping: {name} ends its step and saves, within {limit}; Ctrl-C again ends it at once"
+        )
+        if self._stop(leading, grace_s):
+            why = "as asked" if self._hurried() else f"which took longer than {limit}"
+            self._report(
+                f"{name} was killed before it had saved its state, {why}; the run goes on from its last "
+                f"checkpoint. How long it gets: launch.stop_grace_s={self._settings.stop_grace_s:g}, "
+                f"launch.stop_grace_max_s={self._settings.stop_grace_max_s:g}."
+            )
+
+    def _hurried(self) -> bool:
+        """Return whether a signal came after the one that asked for this end, if one did."""
+        return len(self._stops) > self._stops_at_end
+
+    def _stop(self, children: Iterable[Child], grace_s: float) -> bool:
+        """End processes; return whether one had to be killed."""
         processes = [child.process for child in children if child.process and child.alive]
         for process in processes:
             process.terminate()
         deadline_s = self._clock.monotonic_s() + grace_s
-        while any(p.poll() is None for p in processes) and len(self._stops) < 2:
+        while any(p.poll() is None for p in processes) and not self._hurried():
             if self._clock.monotonic_s() >= deadline_s:
                 break
             self._on_tick()
             self._clock.sleep(_POLL_S / 2)
+        late = [process for process in processes if process.poll() is None]
+        for process in late:
+            process.kill()
         for process in processes:
-            if process.poll() is None:
-                process.kill()
             process.wait()
+        return bool(late)
 
     def _stopped_code(self) -> int:
         for child in self._children:
             code = child.process.poll() if child.process and child.spec.leads else 0
-            if code == -signal.SIGKILL:
-                self._report(
-                    f"{child.spec.name} was killed before it had saved its state: the run goes on from its "
-                    f"last checkpoint. launch.stop_grace_s={self._settings.stop_grace_s} was not enough."
-                )
-            elif code is not None and code > 0:
+            if code is not None and code > 0:
                 raise PeerFailedError(
                     f"while it was stopping, {child.cause(code)}", remedy=f"See {child.log_path}."
                 )
         return 130 if self._stops[0] == signal.SIGINT else 0
+
+
+def _spelled(grace_s: float, steps_s: Sequence[float]) -> str:
+    steps = ", ".join(f"{step_s:.1f}" for step_s in steps_s)
+    return f"{grace_s:.1f} s" + (f" (its last steps took {steps} s)" if steps else "")

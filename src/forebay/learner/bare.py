@@ -127,4 +127,5 @@ def full_rows(bucket: Bucket, segment_tokens: int) -> TrainRows:
         behavior_logprobs=logprobs,
         proximal_logprobs=logprobs,
         temperature=np.ones(shape, np.float32),
+        staleness=np.zeros(shape, np.int32),
     )

@@ -60,6 +60,7 @@ def batch_values(batch: JournaledBatch, started_s: float, step_s: float) -> dict
         **length_values("lengths.trained", [count for _, count in trained if count]),
         **length_values("lengths.accepted", [t.num_action_tokens for t in trajectories]),
         **environment_values(trajectories),
+        **{f"short_groups.{name}": count for name, count in sorted(batch.short.items())},
         **life_values(trained, started_s, step_s),
     }
 

@@ -261,6 +261,7 @@ def _write_checkpoint(
         for piece in encode(tensors):
             digest.update(piece)
             num_bytes += file.write(piece)
+            fault_point("checkpoint_writing", manifest.cursor.version.version)
         if fsync:
             file.flush()
             os.fsync(file.fileno())

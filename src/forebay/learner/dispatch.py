@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from forebay.staleness import StalenessSettings, dispatch_allowance
-from forebay.store.protocol import GroupSpec, Store
+from forebay.learner.fairness import FairShares
+from forebay.staleness import StalenessSettings, credit_batches, dispatch_allowance
+from forebay.store.protocol import GroupSpec, Store, StoreStats
 from forebay.telemetry.trace import OFF, Tracer, member_name
 from forebay.trajectory import PolicyVersion, Task
 
-GroupMaker = Callable[[int, Task | None, PolicyVersion], GroupSpec]
+# (serial, task to repeat, or environment that poses one, or None for whose turn it is; min_version) -> group.
+GroupMaker = Callable[[int, Task | str | None, PolicyVersion], GroupSpec]
 
 
 class Dispatcher:
     """Tops up the outstanding groups whenever credit is free.
+
+    Several environments share the credit as they share the batches that it is for: each has as many groups in
+    flight as the coming batches owe it, so that one that lost a group, or is slow, gets its groups first, and
+    one that is fast cannot take their place.
 
     Consumes: credit, computed from the store's state. Waits for: a published version, a dropped group, or
     `period_s`. Unblocked by: `wake`. Produces: dispatched groups.
@@ -24,13 +30,18 @@ class Dispatcher:
     Args:
         store: Where groups go.
         incarnation: The learner's.
-        make_group: `(serial, task to repeat or None, min_version) -> GroupSpec`.
+        make_group: Makes a group of a serial, which repeats a task, is of an environment, or of whichever
+            environment has its turn.
         settings: The staleness rule.
         groups_per_batch: Groups that one batch takes.
         updates_per_batch: Optimizer steps, and so versions, per batch.
         last_version: The version that the run ends with.
+        fairness: How environments share the batches; None where there is but one.
         period_s: Longest time between two looks at the store.
         tracer: Records what it dispatches.
+
+    Attributes:
+        fairness: As given; the feed decides by the same.
     """
 
     def __init__(
@@ -42,6 +53,7 @@ class Dispatcher:
         groups_per_batch: int,
         updates_per_batch: int,
         last_version: int,
+        fairness: FairShares | None = None,
         period_s: float = 0.1,
         tracer: Tracer = OFF,
     ) -> None:
@@ -52,6 +64,7 @@ class Dispatcher:
         self._groups_per_batch = groups_per_batch
         self._updates_per_batch = updates_per_batch
         self._last_version = last_version
+        self.fairness = fairness
         self._period_s = period_s
         self._tracer = tracer
         self._repeat: deque[Task] = deque()
@@ -106,22 +119,44 @@ class Dispatcher:
             self._settings,
             self._groups_per_batch,
             stats.outstanding,
-            groups_left=batches_left * self._groups_per_batch,
+            groups_left=batches_left * self._groups_per_batch + self._num_doubtful(stats),
             updates_per_batch=self._updates_per_batch,
         )
         if not allowance:
             return 0
-        repeats = [self._repeat.popleft() for _ in range(min(allowance, len(self._repeat)))]
-        tasks = [*repeats, *[None] * (allowance - len(repeats))]
+        posed = [self._repeated(whose) for whose in self._turns(stats, allowance, batches_left)]
         groups = [
-            self._make_group(stats.next_serial + i, task, stats.published) for i, task in enumerate(tasks)
+            self._make_group(stats.next_serial + i, task, stats.published) for i, task in enumerate(posed)
         ]
         members = tuple(filter(self._tracer.follows, _members(groups))) if self._tracer.enabled else ()
         with self._tracer.span("store.dispatch", members=members, arguments={"groups": len(groups)}):
             accepted = self._store.dispatch(groups, incarnation=self._incarnation)
         self._remember(groups[:accepted])
-        self._repeat.extendleft(reversed([task for task in tasks[accepted:] if task is not None]))
+        self._repeat.extendleft(reversed([task for task in posed[accepted:] if isinstance(task, Task)]))
         return accepted
+
+    def _num_doubtful(self, stats: StoreStats) -> int:
+        """Return how many groups in flight the rest of the run does not count on."""
+        suspended = self.fairness.suspended if self.fairness is not None else ()
+        return sum(stats.live_by_environment.get(name, 0) for name in suspended)
+
+    def _turns(self, stats: StoreStats, allowance: int, batches_left: int) -> Sequence[str | None]:
+        """Return whose turn each group that may be dispatched is; None if that goes without saying."""
+        if self.fairness is None:
+            return [None] * allowance
+        live = Counter(stats.live_by_environment)
+        published = stats.published.version // self._updates_per_batch
+        recorded = published + (stats.outstanding - live.total()) // self._groups_per_batch
+        in_flight = credit_batches(self._settings, self._updates_per_batch)
+        return self.fairness.turns(recorded, published + min(in_flight, batches_left), live, allowance)
+
+    def _repeated(self, whose: str | None) -> Task | str | None:
+        """Return a task to pose again of whose turn it is, if there is one."""
+        for index, task in enumerate(self._repeat):
+            if whose is None or task.environment == whose:
+                del self._repeat[index]
+                return task
+        return whose
 
     def _remember(self, groups: list[GroupSpec]) -> None:
         self._posed |= {group.group_id: group.task for group in groups}

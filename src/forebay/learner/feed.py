@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from forebay.batching.batch import Batch
 from forebay.batching.updates import updates_digest
 from forebay.clock import Clock, SystemClock
+from forebay.learner.fairness import FairShares
 from forebay.staleness import Choice, Fork, OutstandingGroup, StalenessSettings, choose_groups
 from forebay.store.protocol import JournalEntry, Store, TakenGroup
 from forebay.telemetry.causes import CauseClock
@@ -28,6 +29,18 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 Packer = Callable[[tuple[TakenGroup, ...], PolicyVersion, tuple[Fork, ...]], tuple[Batch, ...]]
 
 
+class DynamicSampling(NamedTuple):
+    """Which groups teach nothing, and how many of them a batch may do without.
+
+    Attributes:
+        has_signal: Whether a group's members differ in what they are rewarded for.
+        max_dropped: Groups without signal that may be dropped for one batch; those beyond are trained.
+    """
+
+    has_signal: Callable[[TakenGroup], bool]
+    max_dropped: int
+
+
 class JournaledBatch(NamedTuple):
     """Groups that were taken, packed and written to the journal.
 
@@ -35,17 +48,20 @@ class JournaledBatch(NamedTuple):
         entry: The journal's record of them.
         updates: One batch per optimizer update, in order.
         groups: What was taken.
+        short: How many groups each environment lacked of its share, if it did.
     """
 
     entry: JournalEntry
     updates: tuple[Batch, ...]
     groups: tuple[TakenGroup, ...]
+    short: Mapping[str, int] = {}
 
 
 class Feed:
     """The learner's source of batches.
 
-    Consumes: settled groups. Waits for: enough of them, fresh enough, or an urgent one. Unblocked by: actors.
+    Consumes: settled groups. Waits for: enough of them, of each environment its share, fresh enough, or an
+    urgent one. Unblocked by: actors, or the patience with an environment that delivers nothing.
     Produces: journaled batches; the journal is durable before a batch is handed out, so that no crash trains
     it twice.
 
@@ -58,8 +74,10 @@ class Feed:
         groups_per_batch: Groups of one batch.
         updates_per_batch: Optimizer updates, and so versions, of one batch.
         repeat: Called with the name of a group that came too late, so that its task is posed again.
+        fairness: How environments share a batch; None where there is but one.
         clock: Times the causes of waits.
         tracer: Records what it does.
+        sampling: Drops groups that teach nothing and takes others; None trains what comes.
 
     Attributes:
         waits_for: What it waits for, as the end of a sentence.
@@ -76,8 +94,10 @@ class Feed:
         groups_per_batch: int,
         updates_per_batch: int,
         repeat: Callable[[str], None],
+        fairness: FairShares | None = None,
         clock: Clock = _CLOCK,
         tracer: Tracer = OFF,
+        sampling: DynamicSampling | None = None,
     ) -> None:
         self._store = store
         self._incarnation = incarnation
@@ -87,7 +107,10 @@ class Feed:
         self._groups_per_batch = groups_per_batch
         self._updates_per_batch = updates_per_batch
         self._repeat = repeat
+        self._fairness = fairness
         self._num_barren = 0
+        self._sampling = sampling
+        self._num_dropped = 0
         self._chosen_s = 0.0
         self.waits_for = "the first groups"
         self.causes = CauseClock(clock, "episodes", self._trace_wait)
@@ -107,10 +130,10 @@ class Feed:
             groups, choice = self._store.take(
                 incarnation=self._incarnation, choose=choose, timeout_s=_TAKE_TIMEOUT_S
             )
-            self.waits_for = describe(choice, self._num_barren)
+            self.waits_for = describe(choice, self._num_barren, self._num_dropped)
             for group_id in choice.stale:
                 self._repeat(group_id)
-            if groups:
+            if groups and not self._drop_without_signal(groups):
                 members = self._tracer.followed(_trajectory_ids(groups))
                 now_s = self._clock.monotonic_s()
                 self._tracer.slice("store.take", self._chosen_s, now_s, members=members)
@@ -122,6 +145,7 @@ class Feed:
 
     def _choose(self, outstanding: Sequence[OutstandingGroup], now: PolicyVersion) -> Choice:
         self._chosen_s = self._clock.monotonic_s()  # the wait before it is not the store's
+        shares = self._fairness.of_batch(self._number_of(now), outstanding) if self._fairness else None
         choice = choose_groups(
             outstanding,
             now=now,
@@ -129,9 +153,31 @@ class Feed:
             groups_per_batch=self._groups_per_batch,
             forks=self._forks,
             updates_per_batch=self._updates_per_batch,
+            shares=shares,
         )
         self.causes.switch(cause_of(choice, outstanding))
         return choice
+
+    def _drop_without_signal(self, groups: tuple[TakenGroup, ...]) -> bool:
+        """Reject what teaches nothing and put the rest back, to be taken again with others."""
+        if self._sampling is None:
+            return False
+        allowed = self._sampling.max_dropped - self._num_dropped
+        idle = [group.spec.group_id for group in groups if not self._sampling.has_signal(group)][:allowed]
+        if not idle:
+            return False
+        for group in groups:
+            group_id = group.spec.group_id
+            if group_id in idle:
+                self._store.reject(group_id, incarnation=self._incarnation, reason="no_signal")
+            else:
+                self._store.release(group_id, incarnation=self._incarnation)
+        self._num_dropped += len(idle)
+        return True
+
+    def _number_of(self, now: PolicyVersion) -> int:
+        """Return the number of the batch that is differentiated at a version, from 0."""
+        return now.version // self._updates_per_batch
 
     def _trace_wait(self, cause: str, began_s: float, ended_s: float) -> None:
         self._tracer.slice(cause, began_s, ended_s, track="next batch waits for")
@@ -160,9 +206,13 @@ class Feed:
         )
         with self._tracer.span("store.record", members=members, arguments={"version": entry.step}):
             self._store.record(entry, incarnation=self._incarnation)
-        self._num_barren = 0
+        self._num_barren = self._num_dropped = 0
         fault_point("recorded", entry.step)
-        return JournaledBatch(entry, updates, groups)
+        short: Mapping[str, int] = {}
+        if self._fairness is not None:
+            environments = [group.spec.task.environment for group in groups]
+            short = self._fairness.count(self._number_of(now), environments)
+        return JournaledBatch(entry, updates, groups, short)
 
 
 def _trajectory_ids(groups: Sequence[TakenGroup]) -> Iterator[str]:
@@ -184,26 +234,30 @@ def cause_of(choice: Choice, outstanding: Sequence[OutstandingGroup]) -> Cause:
         return "urgent"
     if not choice.missing:
         return "packing"
-    unsettled = [group for group in outstanding if not group.settled]
+    waited = [group for group in outstanding if not choice.short or group.environment in choice.short]
+    unsettled = [group for group in waited if not group.settled]
     if sum(group.start is not None for group in unsettled) >= choice.missing:
         return "episodes"
     return "actors" if len(unsettled) >= choice.missing else "credit"
 
 
-def describe(choice: Choice, num_barren: int = 0) -> str:
+def describe(choice: Choice, num_barren: int = 0, num_dropped: int = 0) -> str:
     """Name what the learner waits for.
 
     Args:
         choice: What it saw last.
         num_barren: Groups since the last batch that had nothing to train: masked, or never scored.
+        num_dropped: Groups since the last batch that were dropped because their rewards were equal.
 
     Example:
         >>> describe(Choice(missing=3))
         '3 more settled groups'
     """
     barren = f", the last {num_barren} having had no fresh token" if num_barren else ""
+    barren += f", {num_dropped} having been dropped as their rewards were equal" if num_dropped else ""
     if choice.urgent is not None:
         return f"urgent group {choice.urgent}{barren}"
     if choice.missing:
-        return f"{choice.missing} more settled groups{barren}"
+        whose = f" of environment {', '.join(choice.short)}" if choice.short else ""
+        return f"{choice.missing} more settled groups{whose}{barren}"
     return "nothing"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from forebay.batching.updates import updates_digest
-from forebay.errors import StoreError, WeightsError
+from forebay.errors import DamagedError, StoreError, WeightsError
 from forebay.learner.feed import JournaledBatch, Packer
 from forebay.store.protocol import JournalEntry, Store, TakenGroup
 from forebay.telemetry.faults import fault_point
@@ -29,8 +29,8 @@ def replay(
 
     A batch is packed as it was, from the same groups at the same version. Where the weights that it makes
     again are those that were published, bit for bit, the fork moves forward to them: tokens sampled by them
-    keep their version. If a batch cannot be made again exactly, the rest of the journal is given back to be
-    taken anew.
+    keep their version. If a batch cannot be made again exactly, or a frame of it cannot be read back, the
+    rest of the journal is given back to be taken anew; taking sets the damaged frame aside.
 
     Args:
         store: Holds the frames.
@@ -47,14 +47,9 @@ def replay(
     """
     replayed = 0
     for entry in journal:
-        batch = remake(entry, store.read_group, pack)
-        if updates_digest(batch.updates) != entry.digest:
-            logger.warning(
-                "step %d of the journal cannot be made again exactly (packing settings changed?): its groups "
-                "and the later ones are taken anew",
-                entry.step,
-            )
-            store.truncate_journal(entry.step - len(batch.updates), incarnation=incarnation)
+        batch = _remake_exactly(entry, store, pack)
+        if batch is None:
+            store.truncate_journal(entry.now.version, incarnation=incarnation)
             return replayed
         store.record(entry, incarnation=incarnation)
         train(batch)
@@ -70,6 +65,24 @@ def replay(
                 "step %d was trained again and made other weights than those published", entry.step
             )
     return replayed
+
+
+def _remake_exactly(entry: JournalEntry, store: Store, pack: Packer) -> JournaledBatch | None:
+    try:
+        batch = remake(entry, store.read_group, pack)
+    except DamagedError as error:
+        cause = str(error)
+    else:
+        if updates_digest(batch.updates) == entry.digest:
+            return batch
+        cause = "packing settings changed?"
+    logger.warning(
+        "step %d of the journal cannot be made again exactly (%s): its groups and the later ones are "
+        "taken anew",
+        entry.step,
+        cause,
+    )
+    return None
 
 
 class Retrained(NamedTuple):

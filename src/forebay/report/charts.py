@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from forebay.report.columns import figures, has
@@ -40,22 +40,43 @@ class Axis(NamedTuple):
     marks: tuple[Mark, ...] = ()
 
 
-def chart(runs: Sequence[RunTables], anchor: str, title: str, curves: Sequence[Curve], axis: Axis) -> Part:
-    """Return a chart with a line for each curve of each run, or a note that nothing was recorded.
+class Plot(NamedTuple):
+    """A chart before there are runs to show in it.
+
+    Attributes:
+        anchor: Unique name.
+        title: What is shown.
+        axis: The vertical axis.
+        curves: What is drawn for every run that has it.
+    """
+
+    anchor: str
+    title: str
+    axis: Axis
+    curves: tuple[Curve, ...]
+
+
+def charts(runs: Sequence[RunTables], plots: Iterable[Plot]) -> tuple[Part, ...]:
+    """Return each plot with a line for each curve of each run, or a note that nothing was recorded.
 
     A single run has a color for each curve; two runs have a color each, and a dash pattern for each curve.
     """
+    return tuple(_chart(runs, plot) for plot in plots)
+
+
+def _chart(runs: Sequence[RunTables], plot: Plot) -> Part:
     lines = tuple(
         _line(runs, run, index, curve)
         for run, tables in enumerate(runs)
-        for index, curve in enumerate(curves)
+        for index, curve in enumerate(plot.curves)
         if has(tables, curve.source, curve.column)
     )
     if not lines:
-        return Note(text=f"{title}: not recorded by this run.")
+        return Note(text=f"{plot.title}: not recorded by this run.")
+    axis = plot.axis
     return Chart(
-        anchor=anchor,
-        title=title,
+        anchor=plot.anchor,
+        title=plot.title,
         unit=axis.unit,
         form=axis.form,
         lines=lines,

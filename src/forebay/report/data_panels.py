@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from forebay.report.charts import RUN_COLORS, Axis, Curve, chart
+from forebay.report.charts import RUN_COLORS, Axis, Curve, Plot, charts
 from forebay.report.history import mean_of, totals_under, weighted_mean
 from forebay.report.load import RunRecord
 from forebay.report.panels import (
@@ -39,6 +39,28 @@ _PLACE_NAMES: Final[Mapping[str, str]] = {
     "training": "training",
 }
 
+_BUFFER: Final = (
+    Plot(
+        "depth",
+        "Buffer depth",
+        Axis("groups", low=0.0),
+        (
+            Curve("buffer", "settled"),
+            Curve("store.open_groups", "waiting for members"),
+            Curve("store.outstanding", "outstanding"),
+        ),
+    ),
+    Plot(
+        "bytes",
+        "Buffer size",
+        Axis("bytes", "bytes", 0.0),
+        (
+            Curve("store.live_bytes", "not yet trained"),
+            Curve("store.retained_bytes", "kept for replay"),
+        ),
+    ),
+)
+
 
 def staleness_panel(runs: Sequence[RunRecord], tables: Sequence[RunTables]) -> Panel:
     """Return how old trained tokens were, against the limit, and the buffer that they waited in."""
@@ -47,31 +69,19 @@ def staleness_panel(runs: Sequence[RunRecord], tables: Sequence[RunTables]) -> P
         Mark(value=float(limit), label=f"max_staleness {limit}")
         for limit in sorted(value for value in limits if isinstance(value, int))
     )
-    over_time = [Curve("staleness", "mean"), Curve("staleness_max", "oldest")]
-    depth = [
-        Curve("buffer", "settled"),
-        Curve("store.open_groups", "waiting for members"),
-        Curve("store.outstanding", "outstanding"),
-    ]
-    stored = [Curve("store.live_bytes", "not yet trained"), Curve("store.retained_bytes", "kept for replay")]
+    over_time = Plot(
+        "staleness",
+        "Staleness over the run",
+        Axis("versions", low=0.0, marks=marks),
+        (Curve("staleness", "mean"), Curve("staleness_max", "oldest")),
+    )
     return Panel(
         anchor="staleness",
         label="Staleness and buffer",
         title="How old the data was, and where it waited",
         lead="Staleness is counted in policy versions, per token; no token beyond max_staleness is "
         "ever trained. A buffer that never empties keeps the learner fed.",
-        parts=(
-            _staleness_histogram(runs),
-            chart(
-                tables,
-                "staleness",
-                "Staleness over the run",
-                over_time,
-                Axis("versions", low=0.0, marks=marks),
-            ),
-            chart(tables, "depth", "Buffer depth", depth, Axis("groups", low=0.0)),
-            chart(tables, "bytes", "Buffer size", stored, Axis("bytes", "bytes", 0.0)),
-        ),
+        parts=(_staleness_histogram(runs), *charts(tables, (over_time, *_BUFFER))),
     )
 
 
@@ -120,25 +130,20 @@ def environment_panel(runs: Sequence[RunRecord], tables: Sequence[RunTables]) ->
         if limit
         <= 2 * max((max(filter(None, t.actors.get("live", [])), default=0.0) for t in tables), default=0.0)
     )
-    parts: list[Part] = [_latency_table(runs, names)]
-    for name in names:
-        parts += _latency_charts(tables, name)
-    parts.append(
-        chart(
-            tables,
-            "live",
-            "Episodes in flight",
-            [Curve("live", "episodes", "actors")],
-            Axis("episodes", low=0.0, marks=marks),
-        )
+    in_flight = Plot(
+        "live",
+        "Episodes in flight",
+        Axis("episodes", low=0.0, marks=marks),
+        (Curve("live", "episodes", "actors"),),
     )
+    plots = [plot for name in names for plot in _latency_plots(tables, name)]
     return Panel(
         anchor="latency",
         label="Environments",
         title="How long environments took",
         lead="Percentiles of environment steps and of whole episodes. One slow step in twenty holds "
         "back a whole group.",
-        parts=tuple(parts),
+        parts=(_latency_table(runs, names), *charts(tables, (*plots, in_flight))),
     )
 
 
@@ -220,8 +225,7 @@ def _latencies(run: RunRecord, name: str, what: str) -> tuple[float | None, ...]
     return (*(run.actors.figures.get(f"{logged}.{which}") for which in _PERCENTILES), None)
 
 
-def _latency_charts(tables: Sequence[RunTables], name: str) -> list[Part]:
-    parts: list[Part] = []
+def _latency_plots(tables: Sequence[RunTables], name: str) -> Iterator[Plot]:
     for what, label, logged in (
         ("step_s", "a step", f"environment_s.{name}"),
         ("episode_s", "an episode", "episode_s"),
@@ -231,17 +235,12 @@ def _latency_charts(tables: Sequence[RunTables], name: str) -> list[Part]:
         base = f"latency.{name}.{what}" if from_batches else logged
         # Of two runs one line each: six could not be told apart, and the table has them all.
         shown = _PERCENTILE_NAMES if len(tables) == 1 else {"p95": _PERCENTILE_NAMES["p95"]}
-        curves = [Curve(f"{base}.{which}", said, source) for which, said in shown.items()]
-        parts.append(
-            chart(
-                tables,
-                f"latency-{what.removesuffix('_s')}-{name}",
-                f"{name}: time of {label}",
-                curves,
-                Axis("time", "seconds", 0.0),
-            )
+        yield Plot(
+            f"latency-{what.removesuffix('_s')}-{name}",
+            f"{name}: time of {label}",
+            Axis("time", "seconds", 0.0),
+            tuple(Curve(f"{base}.{which}", said, source) for which, said in shown.items()),
         )
-    return parts
 
 
 def _in_flight(run: RunRecord) -> int:

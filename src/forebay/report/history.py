@@ -7,6 +7,7 @@ in a fixed number of buckets, so that a page costs the same after a hundred step
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ NUM_BUCKETS: Final = 600
 RECENT_S: Final = 300.0
 _MAX_RECENT_LINES: Final = 4096
 _MAX_NAMES: Final = 512
+_NUMBERS: Final = frozenset((int, float))
 
 
 class Stat(NamedTuple):
@@ -237,13 +239,12 @@ class _Bucketer:
 
     def _close(self) -> None:
         columns: dict[str, list[float]] = {}
-        for line in self._pending:
-            for name, value in line.items():
-                if value.__class__ is float or value.__class__ is int:
-                    if name in columns:
-                        columns[name].append(value)
-                    elif len(columns) < _MAX_NAMES:
-                        columns[name] = [value]
+        # Neighbors nearly always have the same names, and then their values are columns at once.
+        for names, lines in itertools.groupby(self._pending, key=tuple):
+            for name, values in zip(names, zip(*(line.values() for line in lines), strict=True), strict=True):
+                numbers = _numbers(values)
+                if numbers and (name in columns or len(columns) < _MAX_NAMES):
+                    columns.setdefault(name, []).extend(numbers)
         last = self._pending[-1]
         self._buckets.append(
             Bucket(
@@ -254,6 +255,13 @@ class _Bucketer:
             )
         )
         self._pending = []
+
+
+def _numbers(values: tuple[Any, ...]) -> tuple[float, ...]:
+    """Return the numbers among some values; a flag is none."""
+    if _NUMBERS.issuperset(map(type, values)):
+        return values
+    return tuple(value for value in values if type(value) in _NUMBERS)
 
 
 def _heads(files: Iterable[Path]) -> Iterator[_Head | None]:

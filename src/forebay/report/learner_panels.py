@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from forebay.report.charts import Axis, Curve, chart
+from forebay.report.charts import Axis, Curve, Plot, charts
 from forebay.report.history import state_seconds, totals_under
 from forebay.report.load import RunRecord
 from forebay.report.panels import (
@@ -34,6 +34,70 @@ _WAITS: Final = {
     "handover": "handing a batch over",
 }
 
+_SHARE: Final = Axis("share", "percent", 0.0, 1.0)
+_SHARE_OF_FRESH: Final = Axis("share of fresh tokens", "percent", 0.0)
+_NATS: Final = Axis("nats per token", low=0.0)
+_USE: Final = (
+    Plot(
+        "busy",
+        "Busy and goodput",
+        Axis("share of time", "percent", 0.0, 1.0),
+        (Curve("busy", "busy"), Curve("goodput", "goodput")),
+    ),
+    Plot(
+        "rate",
+        "Fresh tokens trained",
+        Axis("tokens per second", low=0.0),
+        (Curve("tokens_per_s", "fresh tokens"),),
+    ),
+)
+_LEARNING: Final = (
+    Plot(
+        "reward",
+        "Reward",
+        Axis("mean reward"),
+        (
+            Curve("reward", "training batches"),
+            Curve("reward", "held-out tasks, 95 % interval", "evaluations", "low", "high"),
+        ),
+    ),
+    Plot(
+        "ess",
+        "Effective sample size",
+        Axis("share of fresh tokens", "percent", None, 1.0),
+        (Curve("ess", "ESS"),),
+    ),
+    Plot(
+        "clip",
+        "Tokens without their full gradient",
+        _SHARE_OF_FRESH,
+        (
+            Curve("clip_fraction", "clipped"),
+            Curve("cap_fraction", "weight capped"),
+            Curve("rejected_fraction", "rejected"),
+        ),
+    ),
+    Plot("entropy", "Entropy of the policy", _NATS, (Curve("entropy", "entropy"),)),
+    Plot("kl", "Distance from the policy that acted", _NATS, (Curve("k3", "KL(behavior ‖ current)"),)),
+    Plot("grad", "Gradient norm before clipping", Axis("norm", low=0.0), (Curve("grad_norm", "norm"),)),
+)
+_BATCHES: Final = (
+    Plot("fill", "Fill", _SHARE, (Curve("fill", "fill"),)),
+    Plot(
+        "lost",
+        "Sampled in vain",
+        _SHARE,
+        (Curve("zero_spread", "groups with equal rewards"), Curve("masked", "sampled tokens not trained")),
+    ),
+    Plot(
+        "compiles",
+        "Programs compiled since warm-up",
+        Axis("programs", low=0.0, high=1.0),
+        (Curve("compiles", "programs"),),
+    ),
+    Plot("step", "Time of a step", Axis("time", "seconds", 0.0), (Curve("step_s", "step"),)),
+)
+
 
 def time_panel(runs: Sequence[RunRecord]) -> Panel:
     """Return where the learner's time went."""
@@ -61,108 +125,37 @@ def time_panel(runs: Sequence[RunRecord]) -> Panel:
 
 def use_panel(tables: Sequence[RunTables]) -> Panel:
     """Return how busy the learner was, and with how much use."""
-    whole = Axis("share of time", "percent", 0.0, 1.0)
     return Panel(
         anchor="busy",
         label="Busy",
         title="Busy, and with what use",
         lead="Busy is time inside compiled training programs. Goodput is what of it the fresh tokens "
         "would have needed on full rows alone: padding, masking and contention lower it.",
-        parts=(
-            chart(
-                tables,
-                "busy",
-                "Busy and goodput",
-                [Curve("busy", "busy"), Curve("goodput", "goodput")],
-                whole,
-            ),
-            chart(
-                tables,
-                "rate",
-                "Fresh tokens trained",
-                [Curve("tokens_per_s", "fresh tokens")],
-                Axis("tokens per second", low=0.0),
-            ),
-        ),
+        parts=charts(tables, _USE),
     )
 
 
 def learning_panel(tables: Sequence[RunTables]) -> Panel:
     """Return reward, evaluation, and the health of the updates."""
-    reward = [
-        Curve("reward", "training batches"),
-        Curve("reward", "held-out tasks, 95 % interval", "evaluations", "low", "high"),
-    ]
-    share = Axis("share of fresh tokens", "percent", 0.0)
-    removed = [
-        Curve("clip_fraction", "clipped"),
-        Curve("cap_fraction", "weight capped"),
-        Curve("rejected_fraction", "rejected"),
-    ]
     return Panel(
         anchor="learning",
         label="Learning",
         title="What was learned",
         lead="The first batches hold the groups that came back first, which are short and easy: "
         "held-out tasks are the fairer figure.",
-        parts=(
-            chart(tables, "reward", "Reward", reward, Axis("mean reward")),
-            chart(
-                tables,
-                "ess",
-                "Effective sample size",
-                [Curve("ess", "ESS")],
-                Axis("share of fresh tokens", "percent", None, 1.0),
-            ),
-            chart(tables, "clip", "Tokens without their full gradient", removed, share),
-            chart(
-                tables,
-                "entropy",
-                "Entropy of the policy",
-                [Curve("entropy", "entropy")],
-                Axis("nats per token", low=0.0),
-            ),
-            chart(
-                tables,
-                "kl",
-                "Distance from the policy that acted",
-                [Curve("k3", "KL(behavior ‖ current)")],
-                Axis("nats per token", low=0.0),
-            ),
-            chart(
-                tables,
-                "grad",
-                "Gradient norm before clipping",
-                [Curve("grad_norm", "norm")],
-                Axis("norm", low=0.0),
-            ),
-        ),
+        parts=charts(tables, _LEARNING),
     )
 
 
 def batches_panel(runs: Sequence[RunRecord], tables: Sequence[RunTables]) -> Panel:
     """Return how full the batches were, what was masked, and whether programs were compiled."""
-    share = Axis("share", "percent", 0.0, 1.0)
-    lost = [Curve("zero_spread", "groups with equal rewards"), Curve("masked", "sampled tokens not trained")]
     return Panel(
         anchor="batches",
         label="Batches",
         title="What the batches were made of",
         lead="Fill is real tokens over slots. Groups whose rewards are equal have advantage 0 and "
         "teach nothing. After warm-up, nothing may compile.",
-        parts=(
-            chart(tables, "fill", "Fill", [Curve("fill", "fill")], share),
-            chart(tables, "lost", "Sampled in vain", lost, share),
-            chart(
-                tables,
-                "compiles",
-                "Programs compiled since warm-up",
-                [Curve("compiles", "programs")],
-                Axis("programs", low=0.0, high=1.0),
-            ),
-            chart(tables, "step", "Time of a step", [Curve("step_s", "step")], Axis("time", "seconds", 0.0)),
-            _masked_table(runs),
-        ),
+        parts=(*charts(tables, _BATCHES), _masked_table(runs)),
     )
 
 

@@ -132,7 +132,7 @@ def read_samples(directory: Path, model: Path, rules: TokenRules | None) -> Samp
         except (WireError, OSError) as error:
             problems.append(f"samples/{name}: {error}")
             continue
-        sample = _sample(_version_of(name), trajectory, chat, rules, min(left, MAX_SAMPLE_TOKENS))
+        sample = make_sample(_version_of(name), trajectory, chat, rules, min(left, MAX_SAMPLE_TOKENS))
         left -= sum(len(message.tokens) for branch in sample.branches for message in branch)
         samples.append(sample)
     return SampleReading(samples=tuple(samples), num_stored=len(names), problems=tuple(problems))
@@ -184,9 +184,18 @@ def _decode_file(path: Path) -> Trajectory:
     return decode(frame, max_bytes=_MAX_FRAME_BYTES)
 
 
-def _sample(
+def make_sample(
     version: int, trajectory: Trajectory, chat: Chat | None, rules: TokenRules | None, room: int
 ) -> Sample:
+    """Return a trajectory token by token.
+
+    Args:
+        version: The version that its batch made, or would make.
+        trajectory: Its record.
+        chat: Decodes; None shows ids.
+        rules: Which tokens are trained; None if that is not known.
+        room: The most tokens.
+    """
     reasons = iter(_reasons(trajectory, version, rules))
     branches, num_cut = [], 0
     for sequence in trajectory.sequences:

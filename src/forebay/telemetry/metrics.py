@@ -57,6 +57,7 @@ class MetricsWriter:
 
         Raises:
             ValueError: A name is taken, or the line exceeds 1 MiB.
+            OSError: The disk is full, or fails.
         """
         taken = {"step", "time_s"} & values.keys()
         if taken:
@@ -68,7 +69,9 @@ class MetricsWriter:
             raise ValueError(f"a record must fit in {_MAX_LINE_BYTES} bytes (got {len(line)})")
         if os.fstat(self._file.fileno()).st_size + len(line) > self._max_bytes:
             self._rotate()
-        self._file.write(line)
+        rest = memoryview(line)
+        while rest:  # a disk that becomes full takes a part of it, and refuses the rest
+            rest = rest[self._file.write(rest) :]
 
     def close(self) -> None:
         """Close the file."""

@@ -134,7 +134,7 @@ class WeightPublisher:
         partial.mkdir()
         parts = _split(tensors, self._settings.max_shard_bytes)
         shards = tuple(
-            self._write_shard(partial / _shard_name(index, len(parts)), part)
+            self._write_shard(partial / _shard_name(index, len(parts)), part, version)
             for index, part in enumerate(parts)
         )
         manifest = Manifest(
@@ -150,13 +150,16 @@ class WeightPublisher:
         partial.rename(self.path / name)
         self._sync_directory(self.path)
 
-    def _write_shard(self, path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> Shard:
+    def _write_shard(
+        self, path: Path, tensors: Mapping[str, npt.NDArray[Any]], version: PolicyVersion
+    ) -> Shard:
         digest = xxhash.xxh3_128()
 
         def hashed() -> Iterator[bytes | memoryview]:
             for piece in encode(tensors):
                 digest.update(piece)
                 yield piece
+                fault_point("weights_writing", version.version)
 
         num_bytes = self._write_file(path, hashed())
         return Shard(name=path.name, num_bytes=num_bytes, xxh3=digest.hexdigest())

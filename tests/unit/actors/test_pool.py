@@ -219,7 +219,7 @@ def test_c40_a_prompt_that_never_fits_is_dropped_and_the_run_goes_on() -> None:
             [group(0, long, size=2), *[group(i, calculator_task("40+2")) for i in range(1, 11)]]
         )
         pool = make_pool(store, generator)
-        await run_until(pool, lambda: store.stats().settled_groups == 10)
+        await run_until(pool, lambda: store.stats().settled_groups == 10 and store.stats().open_groups == 0)
         assert store.stats().counters["errors.context"] == 6  # 2 members x 3 attempts
         assert store.stats().counters["dropped.failed"] == 1
         assert all("123456" not in CHAT.decode(r.prompt) for r in generator.requests)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 import forebay as package
 from forebay.cli import app
 from forebay.cli.examining import probes_for, subject_of
+from forebay.cli.roles import free_port
 from forebay.cli.runs import own_run
 from forebay.clock import SystemClock
 from forebay.config import load_config
@@ -61,6 +63,20 @@ def test_a_configuration_and_a_run_are_looked_at_for_what_they_need(tmp_path: Pa
         "environments"
     ]
     assert all(finding["remedy"] for finding in report["findings"] if finding["level"] in ("bad", "warn"))
+
+
+def test_where_vllm_generates_its_servers_are_looked_at_and_no_port_of_ours(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config.write_text(f"[run]\ndirectory = '{tmp_path}'\n[generator]\nport = {port}\n")
+        assert {"port"} == {"port", "vllm"} & set(names(config))
+        with config.open("a") as file:
+            file.write(f'vllm = ["http://127.0.0.1:{free_port()}"]\n')
+        probes = {probe.what: probe for probe in probes_for(subject_of(config, None), SystemClock())}
+        assert {"vllm"} == {"port", "vllm"} & set(probes)
+        with pytest.raises(ConfigError, match=r"no vLLM server at http://127\.0\.0\.1:.*vllm serve"):
+            probes["vllm"].look()
 
 
 def test_what_is_neither_a_run_nor_a_configuration(tmp_path: Path) -> None:

@@ -26,6 +26,24 @@ def test_only_whole_new_lines_are_shown(tmp_path: Path) -> None:
     assert stream.getvalue().splitlines()[1:] == ["step 3/9  compiles 0"]
 
 
+def test_how_long_the_last_steps_took_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    follower = Follower(path, ProgressPrinter(9, ManualClock(), stream=io.StringIO()))
+    assert list(follower.step_s) == []
+    for line in (
+        '"step_s": 4.0',
+        '"step_s": 1.5',
+        '"reward": 1.0',
+        '"step_s": null',
+        '"step_s": 3',
+        '"step_s": 2',
+    ):
+        with path.open("a") as file:
+            file.write(f'{{"step": 1, {line}}}\n')
+        follower.look()
+    assert list(follower.step_s) == [1.5, 3.0, 2.0]
+
+
 def test_a_rotated_file_is_read_from_its_beginning(tmp_path: Path) -> None:
     path, stream = tmp_path / "metrics.jsonl", io.StringIO()
     follower = Follower(path, ProgressPrinter(None, ManualClock(), stream=stream, every_s=0.0))

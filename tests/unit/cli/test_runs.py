@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.cli.roles import free_port
 from forebay.cli.runs import join_run, own_run, resolve_model
 from forebay.config import RunConfig, load_config
 from forebay.errors import ConfigError, ModelError, RunLockedError
@@ -91,3 +92,10 @@ def test_a_checkpoint_of_another_architecture_is_refused_as_that(
         ModelError, match=f"unsupported model_type .got {model_type!r}, limit 'llama'.*family"
     ):
         resolve_model(config(tmp_path, f"model.path={tmp_path}"))
+
+
+def test_a_chosen_port_is_no_outgoing_connections() -> None:
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = {free_port() for _ in range(8)}
+    assert len(ports) > 1
+    assert all(1024 <= port < first_outgoing for port in ports)

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from forebay.batching.supervised import check_lengths
 from forebay.chat import Chat, small_chat
 from forebay.cli.imitating import demonstrations, imitate
 from forebay.cli.runs import resolve_model
@@ -29,6 +30,8 @@ TINY = (
     "supervised.batch_tokens=64",
     "optimizer.learning_rate=1e-2",
 )
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture
@@ -72,3 +75,21 @@ def test_nothing_to_imitate_is_refused(tmp_path: Path) -> None:
     silent.write_text(json.dumps({"messages": [{"role": "user", "content": "1+1"}]}))
     with pytest.raises(ConfigError, match="no assistant message"):
         imitate(config(silent), tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("example", "package"),
+    [
+        ("calculator", "forebay"),
+        ("blackjack", "gymnasium"),
+        ("frozenlake", "gymnasium"),
+        ("guess_number", "textarena"),
+        ("reasoning", "reasoning_gym"),
+    ],
+)
+def test_the_demonstrations_of_an_example_fit_it(example: str, package: str) -> None:
+    pytest.importorskip(package)
+    config = load_config(EXAMPLES / f"{example}.toml")
+    made = demonstrations(config, resolve_model(config)[1])
+    assert len(made) >= 1000
+    check_lengths(made, config.batching)

@@ -21,7 +21,7 @@ from forebay.trajectory import Sampling, Task, Trajectory
 from tests.unit.actors.support import CHAT, ScriptedGenerator
 
 GRADING = "tests.unit.envs.grading_for_tests"
-HANG_S = 30.0
+HANG_S = 100.0
 
 
 def kind(function: str, **values: Any) -> EnvironmentKind:
@@ -112,11 +112,11 @@ def test_c15_a_result_that_is_no_reward_is_named_and_the_next_call_is_judged_as_
 
 def test_a_coroutine_that_fails_is_named_and_ends_nothing_else() -> None:
     exited, raised, hung, fine = judged(
-        "faulty_coroutine", "exit", "raise", "hang", "fine", reward_timeout_s=0.05
+        "faulty_coroutine", "exit", "raise", "hang", "fine", reward_timeout_s=0.5
     )
     assert f"{GRADING}:faulty_coroutine failed: SystemExit: 9" in str(exited)
     assert f"{GRADING}:faulty_coroutine failed: TimeoutError" in str(raised)
-    assert f"{GRADING}:faulty_coroutine did not return (limit 0.05 s)" in str(hung)
+    assert f"{GRADING}:faulty_coroutine did not return (limit 0.5 s)" in str(hung)
     assert fine.reward == 1.0
 
 
@@ -124,7 +124,7 @@ def test_c78_c41_a_function_that_hangs_is_killed_with_its_children_and_others_go
     tmp_path: Path,
 ) -> None:
     async def main() -> list[Outcome | BaseException]:
-        made = kind("faulty", reward_timeout_s=1.0, reward_processes=2)
+        made = kind("faulty", reward_timeout_s=3.0, reward_processes=2)
         await made.open()
         pids = {"pids": str(tmp_path / "pids")}
         calls = [finish(made.make(0), text, **pids) for text in ("hang", *["fine"] * 6)]
@@ -134,7 +134,7 @@ def test_c78_c41_a_function_that_hangs_is_killed_with_its_children_and_others_go
 
     first, *others = asyncio.run(main())
     assert isinstance(first, EnvironmentFailure)
-    assert f"{GRADING}:faulty did not return (limit 1 s)" in str(first)
+    assert f"{GRADING}:faulty did not return (limit 3 s)" in str(first)
     assert [outcome.reward for outcome in others if isinstance(outcome, Outcome)] == [1.0] * 6
     for pid in map(int, (tmp_path / "pids").read_text().split()):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -142,7 +142,7 @@ def test_c78_c41_a_function_that_hangs_is_killed_with_its_children_and_others_go
 
 def test_a_reward_for_failures_makes_them_episodes_like_any_other() -> None:
     outcomes = judged(
-        "faulty_coroutine", "hang", "raise", "fine", reward_on_failure=-1.0, reward_timeout_s=0.05
+        "faulty_coroutine", "hang", "raise", "fine", reward_on_failure=-1.0, reward_timeout_s=0.5
     )
     assert [outcome.reward for outcome in outcomes] == [-1.0, -1.0, 1.0]
     assert [outcome.metrics["reward_failed"] for outcome in outcomes] == [1.0, 1.0, 0.0]
@@ -199,7 +199,7 @@ def test_c78_hostile_answers_earn_nothing_touch_nothing_and_change_no_later_rewa
 
 def test_c38_an_episode_whose_grader_hangs_fails_alone_under_the_runner(tmp_path: Path) -> None:
     async def main() -> tuple[Trajectory | BaseException, ...]:
-        made = kind("faulty", reward_timeout_s=0.5)
+        made = kind("faulty", reward_timeout_s=2.0)
         await made.open()
         said = iter(["hang", "fine"])
         generator = ScriptedGenerator(policy=lambda prompt: next(said), delay_s=0.0)

@@ -21,7 +21,7 @@ from forebay.trajectory import Task
 
 PLUGIN = "tests.unit.envs.plugin_for_tests"
 TASK = Task(task_id="t", environment="e", payload={})
-HANG_S = 30.0
+HANG_S = 100.0
 
 
 def pid_of(observation: Observation) -> int:
@@ -238,13 +238,14 @@ def test_imports_that_hang_end_at_their_deadline_for_all_who_wait(tmp_path: Path
         impatient = asyncio.create_task(pool.environment().reset(TASK))
         patient = asyncio.create_task(pool.environment().reset(TASK))
         async with asyncio.timeout(HANG_S):
-            while not list(tmp_path.glob("preload-*")):
+            while not (list(tmp_path.glob("preload-*")) or patient.done()):
                 await asyncio.sleep(0.02)
         impatient.cancel()
         with pytest.raises(EnvironmentFailure, match="took too long"):
             await patient
-        (template,) = [int(path.name.split("-")[1]) for path in tmp_path.glob("preload-*")]
-        await gone(template)
+        templates = [int(path.name.split("-")[1]) for path in tmp_path.glob("preload-*")]
+        assert len(templates) <= 1  # none if the machine is so slow that the deadline came first
+        await gone(*templates)
         await pool.close()
 
     asyncio.run(main())

@@ -53,7 +53,7 @@ def test_many_waiting_requests_ask_for_the_label_one_at_a_time() -> None:
 
         fake.weight_info = counting  # type: ignore[method-assign]
         async with listening(fake.app()) as address, calling(address) as client:
-            requests = [request(f"r{n}", min_version=version(4), deadline_s=0.3) for n in range(50)]
+            requests = [request(f"r{n}", min_version=version(4), deadline_s=1.0) for n in range(50)]
             completions = await asyncio.gather(*map(client.generate, requests))
         assert {completion.finish for completion in completions} == {"deadline"}
         assert 1 < asked < 50
@@ -64,7 +64,7 @@ def test_many_waiting_requests_ask_for_the_label_one_at_a_time() -> None:
 def test_a_deadline_ends_a_request_with_what_it_has_or_with_nothing() -> None:
     async def scenario() -> None:
         async with served("0.3") as (fake, client):
-            late = await client.generate(request("a", max_tokens=100_000, deadline_s=0.2))
+            late = await client.generate(request("a", max_tokens=100_000, deadline_s=1.0))
             assert late.finish == "deadline"
             assert 0 < len(late.tokens) < 100_000
             held = await client.generate(request("b", min_version=version(9), deadline_s=0.05))

@@ -82,7 +82,7 @@ def test_tokens_in_flight_carry_the_version_that_sampled_them(tmp_path: Path) ->
         publish(tmp_path, 1)
         async with controlling(fake, tmp_path) as (control, address), calling(address) as client:
             await control.look()
-            running = asyncio.create_task(client.generate(request("a", max_tokens=200)))
+            running = asyncio.create_task(client.generate(request("a", max_tokens=1500)))
             for number in (2, 3):
                 await asyncio.sleep(0.05)
                 publish(tmp_path, number)

@@ -127,7 +127,83 @@ def test_a_second_signal_kills_what_does_not_stop(tmp_path: Path) -> None:
     )
     stop_when_ready(supervisor, [ready], signal.SIGINT, signal.SIGINT)
     assert supervisor.run() == 130
-    assert ["killed before it had saved its state" in line for line in lines] == [True]
+    assert lines == [
+        "stopping: learner ends its step and saves, within 600.0 s; Ctrl-C again ends it at once",
+        "learner was killed before it had saved its state, as asked; the run goes on from its last "
+        "checkpoint. How long it gets: launch.stop_grace_s=600, launch.stop_grace_max_s=900.",
+    ]
+
+
+def test_a_learner_with_long_steps_gets_the_time_to_end_one_and_to_save(tmp_path: Path) -> None:
+    ready, saved = tmp_path / "ready", tmp_path / "saved"
+    code = (
+        "import pathlib, signal, sys, time\n"
+        f"def stop(*_): time.sleep(0.5); pathlib.Path({str(saved)!r}).touch(); sys.exit(0)\n"
+        f"signal.signal(signal.SIGTERM, stop)\npathlib.Path({str(ready)!r}).touch(); time.sleep(600)"
+    )
+    lines: list[str] = []
+    hasty = FAST.model_copy(update={"stop_grace_s": 0.01})
+    supervisor = Supervisor(
+        [python("learner", code, leads=True)], tmp_path, hasty, SystemClock(),
+        report=lines.append, step_s=lambda: (100.0, 50.0),
+    )  # fmt: skip
+    stop_when_ready(supervisor, [ready], signal.SIGTERM)
+    assert supervisor.run() == 0
+    assert saved.exists()
+    assert lines == [
+        "stopping: learner ends its step and saves, within 300.0 s (its last steps took 100.0, 50.0 s); "
+        "Ctrl-C again ends it at once"
+    ]
+
+
+def test_a_learner_that_takes_longer_is_killed_and_the_settings_are_named(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    code = (
+        "import pathlib, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(ready)!r}).touch(); time.sleep(600)"
+    )
+    lines: list[str] = []
+    hasty = FAST.model_copy(update={"stop_grace_s": 0.25, "stop_grace_max_s": 0.5})
+    supervisor = Supervisor(
+        [python("learner", code, leads=True)], tmp_path, hasty, SystemClock(),
+        report=lines.append, step_s=lambda: (7.0,),
+    )  # fmt: skip
+    stop_when_ready(supervisor, [ready], signal.SIGTERM)
+    assert supervisor.run() == 0
+    assert lines[-1] == (
+        "learner was killed before it had saved its state, which took longer than 0.5 s (its last steps took "
+        "7.0 s); the run goes on from its last checkpoint. "
+        "How long it gets: launch.stop_grace_s=0.25, launch.stop_grace_max_s=0.5."
+    )
+
+
+def test_a_peer_that_fails_for_good_leaves_the_learner_the_time_to_save_and_one_signal_ends_that(
+    tmp_path: Path,
+) -> None:
+    """The learner would never end: the only signal of this run hurries an end that nobody asked for."""
+    code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
+    lines: list[str] = []
+    supervisor: Supervisor
+
+    def hear(line: str) -> None:
+        lines.append(line)
+        if line.startswith("stopping: "):
+            supervisor.request_stop(signal.SIGINT)
+
+    supervisor = Supervisor(
+        [python("learner", code, leads=True), python("actor", "raise SystemExit(4)")], tmp_path,
+        FAST.model_copy(update={"stop_grace_s": 600.0, "max_restarts": 0}), SystemClock(), report=hear,
+    )  # fmt: skip
+    with pytest.raises(PeerFailedError, match="actor failed 1 times"):
+        supervisor.run()
+    assert lines[0].startswith("stopping: learner ends its step and saves, within 600.0 s")
+
+
+def test_the_grace_of_a_learner_follows_its_steps_up_to_a_limit() -> None:
+    settings = LaunchSettings(stop_grace_s=20.0, stop_grace_max_s=100.0)
+    graces_s = {step_s: settings.saving_grace_s(step_s) for step_s in (0.0, 0.5, 10.0, 60.0)}
+    assert graces_s == {0.0: 20.0, 0.5: 21.5, 10.0: 50.0, 60.0: 100.0}
+    assert settings.model_copy(update={"stop_grace_s": 300.0}).saving_grace_s(60.0) == 300.0
 
 
 def test_a_learner_that_fails_while_it_stops_is_no_success(tmp_path: Path) -> None:
@@ -166,7 +242,8 @@ def test_a_restart_is_reported_with_cause_and_log(tmp_path: Path) -> None:
         "actor exited with code 4: the tool is gone. Start it.; starting it again in 0.0 s, "
         f"see {tmp_path / 'actor.log'}"
     )
-    assert len(lines) == FAST.max_restarts
+    assert len(lines) == FAST.max_restarts + 1
+    assert lines[-1].startswith("stopping: learner ends its step and saves, within 5.0 s")
 
 
 def test_cores_are_divided_and_unknown_ones_refused() -> None:

@@ -27,7 +27,7 @@ from forebay.models.sharding import make_mesh
 from forebay.objectives import ObjectiveSettings
 from forebay.objectives.build import build_objective
 from forebay.objectives.denominators import batch_denominator
-from forebay.objectives.settings import build_advantage
+from forebay.objectives.settings import build_batch_advantages
 from forebay.staleness import StalenessSettings
 from forebay.store import StoreSettings, open_store
 from forebay.store.rules import RuleStore
@@ -61,7 +61,7 @@ def pack(groups, now, forks):
         staleness=STALENESS,
         settings=BATCHING,
         ladder=LADDER,
-        advantage=build_advantage(OBJECTIVE),
+        advantage=build_batch_advantages(OBJECTIVE),
         denominator=functools.partial(batch_denominator, OBJECTIVE),
     )
 
@@ -101,8 +101,12 @@ def make_dispatcher(store: RuleStore, incarnation: int, last_version: int = 100,
     return Dispatcher(store, incarnation, make_group, STALENESS, BATCHING.groups, 1, last_version, **options)
 
 
-def make_feed(store: RuleStore, incarnation: int, repeat: Callable[[str], None] = lambda _: None) -> Feed:
-    return Feed(store, incarnation, store.stats().forks, pack, STALENESS, BATCHING.groups, 1, repeat)
+def make_feed(
+    store: RuleStore, incarnation: int, repeat: Callable[[str], None] = lambda _: None, **options
+) -> Feed:
+    return Feed(
+        store, incarnation, store.stats().forks, pack, STALENESS, BATCHING.groups, 1, repeat, **options
+    )
 
 
 def digest(state: TrainState) -> str:

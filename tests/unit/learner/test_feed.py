@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pytest
 
 from forebay.clock import ManualClock
 from forebay.errors import FencedError
-from forebay.learner.feed import cause_of, describe
+from forebay.learner.feed import DynamicSampling, cause_of, describe
+from forebay.objectives.dapo import has_signal
 from forebay.staleness import Choice, OutstandingGroup
+from forebay.store.accounting import count_lost
 from forebay.telemetry.causes import CauseClock
 from forebay.trajectory import PolicyVersion
 from tests.unit.learner.small_run import act, make_dispatcher, make_feed, open_at
@@ -60,6 +63,59 @@ def test_groups_without_a_fresh_token_are_rejected_by_name_and_posed_again(store
     assert counters["rejected.no_fresh_token"] == 2
     assert counters["trajectories.rejected.no_fresh_token"] == 4
     assert store.audit() == ()
+
+
+def settle(store, rewards: list[float]) -> None:
+    """Answer everything that can be claimed; member m of a group gets its reward from the list."""
+    slots = store.claim(64, ttl_s=60.0, actor="a", version=PolicyVersion(0, 0))
+    for slot in slots:
+        trajectory = make_trajectory(slot, version=PolicyVersion(0, 0))
+        reward = rewards[int(slot.group_id[1:])] if slot.member else 0.0
+        assert store.put(msgspec.structs.replace(trajectory, reward=reward), slot) == "accepted"
+
+
+def sampling(max_dropped: int) -> DynamicSampling:
+    return DynamicSampling(lambda group: has_signal([t.reward for t in group.trajectories]), max_dropped)
+
+
+def test_dynamic_sampling_drops_groups_of_equal_rewards_and_takes_others(store) -> None:
+    settle(store, [0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    repeated: list[str] = []
+    feed = make_feed(store, 0, repeated.append, sampling=sampling(4))
+    batch = feed.next(0, GO)
+    assert batch is not None
+    assert batch.entry.group_ids == ("g1", "g3")
+    assert repeated == []
+    counters = store.stats().counters
+    assert counters["rejected.no_signal"] == 2
+    assert counters["trajectories.rejected.no_signal"] == 4
+    assert store.audit() == ()
+    assert count_lost(store.stats()) == 0
+    following = feed.next(1, GO)
+    assert following is not None
+    assert following.entry.group_ids == ("g4", "g5")
+
+
+def test_dynamic_sampling_trains_what_there_is_once_it_dropped_its_share(store) -> None:
+    settle(store, [0.0] * 10)
+    feed = make_feed(store, 0, sampling=sampling(3))
+    batches = [feed.next(0, GO), feed.next(1, GO)]
+    assert [batch.entry.group_ids for batch in batches if batch] == [("g3", "g4"), ("g8", "g9")]
+    assert store.stats().counters["rejected.no_signal"] == 6
+    assert count_lost(store.stats()) == 0
+
+
+def test_dynamic_sampling_waits_for_others_and_says_so(store) -> None:
+    settle(store, [0.0] * 9 + [1.0])
+    stopping = threading.Event()
+    feed = make_feed(store, 0, sampling=sampling(100))
+    thread = threading.Timer(0.4, stopping.set)
+    thread.start()
+    assert feed.next(0, stopping) is None
+    thread.join()
+    assert feed.waits_for == "1 more settled groups, 9 having been dropped as their rewards were equal"
+    assert store.journal() == ()
+    assert make_dispatcher(store, 0).top_up() == 9
 
 
 def test_a_stale_group_is_rejected_counted_and_posed_again(store) -> None:

@@ -5,8 +5,10 @@ import threading
 import pytest
 
 from forebay.learner.replay import remake, replay
+from forebay.store import count_lost
 from forebay.trajectory import PolicyVersion
 from tests.unit.learner.small_run import act, make_dispatcher, make_feed, open_at, pack
+from tests.unit.store.frames import KeptFrames
 
 
 @pytest.fixture
@@ -111,6 +113,25 @@ def test_a_batch_that_cannot_be_made_again_gives_itself_and_the_rest_back(store,
     assert batch is not None
     assert batch.entry.group_ids == entries[1].group_ids
     assert batch.entry.now == PolicyVersion(1, 1)
+
+
+def test_c75_a_batch_with_a_damaged_frame_is_taken_anew_without_it(store, caplog) -> None:
+    entries = store.journal()
+    frames = KeptFrames(store, None)
+    damaged = entries[1].group_ids[0]
+    frames.write(damaged, 1, frames.read(damaged, 1)[:-1])
+    count, trained = resume(store)
+    assert (count, len(trained)) == (1, 1)
+    assert "step 2 of the journal cannot be made again exactly (member 1 of group" in caplog.text
+    assert store.journal() == entries[:1]
+    batch = make_feed(store, 1).next(1, threading.Event())
+    assert batch is not None
+    assert batch.entry.group_ids == entries[1].group_ids
+    assert [len(group.trajectories) for group in batch.groups] == [1, 2]
+    counters = store.stats().counters
+    assert (counters["corrupt.truncated"], counters["trajectories.rejected.corrupt"]) == (1, 1)
+    assert count_lost(store.stats()) == 0
+    assert store.audit() == ()
 
 
 def test_a_second_crash_in_the_middle_of_a_replay_starts_it_again(store) -> None:

@@ -59,4 +59,5 @@ def train_rows(lengths: list[list[int]], width: int, seed: int = 0) -> TrainRows
         behavior_logprobs=behavior,
         proximal_logprobs=behavior,
         temperature=np.where(segments > 0, 0.8, 0.0).astype(np.float32),
+        staleness=generator.integers(0, 5, shape, dtype=np.int32),
     )

@@ -1,5 +1,7 @@
 import json
 import math
+import resource
+import signal
 
 import pytest
 
@@ -66,3 +68,20 @@ def test_taken_names_and_huge_records_are_refused(tmp_path):
         with pytest.raises(ValueError, match="must fit in 1048576 bytes"):
             metrics.write(1, {"text": "x" * 2**20})
     assert (tmp_path / "m.jsonl").read_bytes() == b""
+
+
+def test_a_disk_that_becomes_full_within_a_line_is_an_error(tmp_path):
+    """A write that takes a part of the line reports no error: only what follows does."""
+    path = tmp_path / "m.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with MetricsWriter(path, ManualClock()) as metrics:
+        metrics.write(1, {})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 7, limits[1]))
+        with pytest.raises(OSError, match="File too large"):
+            metrics.write(2, {})
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, handler)
+    with MetricsWriter(path, ManualClock()) as metrics:
+        metrics.write(2, {})
+    assert [record["step"] for record in read_metrics(path)] == [1, 2]

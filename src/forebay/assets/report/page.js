@@ -43,8 +43,8 @@
       const key = line.run + line.source;
       if (!tables.has(key)) tables.set(key, [source[axis]]);
       const table = tables.get(key);
-      for (const name of [line.column, line.low, line.high]) {
-        if (name) { slots.push({ key, at: table.length, line, bar: name !== line.column }); table.push(source[name]); }
+      for (const [name, end] of [[line.column, ""], [line.low, "lower end"], [line.high, "upper end"]]) {
+        if (name) { slots.push({ key, at: table.length, line, end }); table.push(source[name]); }
       }
     }
     const keys = [...tables.keys()];
@@ -98,7 +98,7 @@
       }
       ctx.setLineDash([]);
       slots.forEach((slot, i) => {
-        if (slot.bar || !slot.line.low) return;
+        if (slot.end || !slot.line.low) return;
         ctx.strokeStyle = color("--c" + slot.line.color % 8);
         ctx.lineWidth = 1.5 * ratio;
         plot.data[0].forEach((x, at) => {
@@ -116,6 +116,16 @@
     };
   }
 
+  // Lines of other tables have no value just there: each shows its nearest one.
+  function nearest(plot, at, i) {
+    const values = plot.data[at];
+    for (let away = 0; away < values.length; away += 1) {
+      if (values[i - away] != null) return i - away;
+      if (values[i + away] != null) return i + away;
+    }
+    return i;
+  }
+
   function options(chart, slots, width) {
     const write = forms[chart.form];
     const axes = { stroke: color("--soft"), font: "12px system-ui, sans-serif",
@@ -124,16 +134,19 @@
       ? { incrs: timeSteps, values: (plot, ticks) => ticks.map(duration), space: 58 }
       : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6],
         values: (plot, ticks) => ticks.map(figure), space: 60 };
-    const series = slots.map((slot) => slot.bar
-      ? { label: "", stroke: "transparent", width: 0, points: { show: false }, class: "u-hide" }
+    const say = (value) => (value == null ? "–" : write(value));
+    const series = slots.map((slot) => slot.end
+      ? { label: slot.line.label + ", " + slot.end, value: (plot, value) => say(value), stroke: "transparent", width: 0, points: { show: false }, class: "u-hide" }
       : { label: slot.line.label, stroke: color("--c" + slot.line.color % 8),
         width: slot.line.low ? 1 : 2, dash: slot.line.low ? [] : dashes[slot.line.dash % dashes.length],
-        dashed: slot.line.low ? 0 : slot.line.dash, spanGaps: true, value: (plot, value) => (value == null ? "–" : write(value)),
+        dashed: slot.line.low ? 0 : slot.line.dash, spanGaps: true,
+        value: (plot, value, at, i) => say(value)
+          + (slot.line.low && i != null && value != null ? " (" + say(plot.data[at + 1][i]) + " to " + say(plot.data[at + 2][i]) + ")" : ""),
         points: { show: slot.line.low ? true : undefined, size: slot.line.low ? 8 : 5 } });
     return {
       width, height,
       legend: { markers: { dash: (plot, at) => markers[(series[at - 1]?.dashed ?? 0) % markers.length] } },
-      cursor: { sync: { key: "forebay" }, drag: { x: true, y: false } },
+      cursor: { sync: { key: "forebay" }, drag: { x: true, y: false }, dataIdx: nearest },
       scales: { x: { time: false, range: (plot, least, most) => [axis === "time" && least === plot.data[0][0] ? 0 : least, most > least ? most : least + 1] }, y: { range: range(chart) } },
       axes: [{ ...axes, ...over, size: 34 },
         { ...axes, values: (plot, ticks) => ticks.map(write), ...(chart.form === "bytes" ? { incrs: byteSteps } : {}), size: chart.form === "number" ? 52 : 66 }],

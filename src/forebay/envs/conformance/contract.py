@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from forebay.chat import Message
-from forebay.chat.template import Role
+from forebay.chat import Message, Role
 from forebay.envs.conformance.findings import Finding, Level
 from forebay.envs.protocol import Observation, Outcome
 

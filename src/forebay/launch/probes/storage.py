@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
 
 from forebay.clock import Clock
-from forebay.errors import ConfigError
 from forebay.launch.probes.finding import Finding
 from forebay.store import StoreSettings, open_store
+from forebay.store.file_systems import LOCAL_REMEDY, existing, filesystem_of, is_network
 
 _GIB = 2**30
 _MIN_FREE_BYTES = 2 * _GIB
 _SLOW_FSYNC_S = 0.05
-_MOUNTS = Path("/proc/self/mountinfo")
-_ESCAPE = re.compile(r"\\([0-7]{3})")
-# Memory maps and locks of these do not hold between processes as lmdb needs them.
-_NETWORK = (
-    *("nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs"),
-    *("afs", "beegfs", "ceph", "glusterfs", "gpfs", "lustre"),
-)
-_UNSURE = ("fuse", "9p", "virtiofs", "vboxsf", "prl_fs")
+_UNSURE = ("fuse", "virtiofs", "vboxsf", "prl_fs")
 _IN_MEMORY = ("tmpfs", "ramfs")
-_LOCAL_REMEDY = "Set store.path to a directory on a local disk."
 
 
 def look_at_disk(directory: Path) -> list[Finding]:
@@ -72,47 +63,6 @@ def look_at_cache(directory: Path) -> list[Finding]:
         return [Finding("compile cache", "warn", f"{directory}: {error.strerror}", remedy)]
 
 
-def refuse_network_filesystem(directory: Path) -> None:
-    """Refuse a place for a store where its memory map and its locks would not hold.
-
-    Raises:
-        ConfigError: The directory lies on a network file system.
-    """
-    kind = filesystem_of(existing(directory))
-    if kind in _NETWORK:
-        raise ConfigError(
-            f"the store would lie on a network file system: {directory} is on {kind}", remedy=_LOCAL_REMEDY
-        )
-
-
-def filesystem_of(path: Path, mounts: Path = _MOUNTS) -> str:
-    """Return the kind of file system that a path lies on; empty if the system does not say.
-
-    Args:
-        path: An existing path.
-        mounts: The table of mounts, as Linux writes it.
-    """
-    try:
-        lines = mounts.read_text("utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    place, best, kind = path.resolve(), -1, ""
-    for words in map(str.split, lines):
-        point = Path(_ESCAPE.sub(lambda match: chr(int(match[1], 8)), words[4]))
-        # The last of several mounts at one place is the one that is seen.
-        if place.is_relative_to(point) and len(point.parts) >= best:
-            best, kind = len(point.parts), words[words.index("-") + 1]
-    return kind
-
-
-def existing(path: Path) -> Path:
-    """Return a path, or the nearest directory above it that exists."""
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path
-
-
 def _room(directory: Path, free_bytes: int, num_inodes: int, free_inodes: int) -> Finding:
     seen = f"{free_bytes / _GIB:.1f} GiB free for {directory}"
     if num_inodes and not free_inodes:
@@ -123,11 +73,11 @@ def _room(directory: Path, free_bytes: int, num_inodes: int, free_inodes: int) -
 
 
 def _kind(kind: str) -> list[Finding]:
-    if kind in _NETWORK:
-        return [Finding("file system", "bad", f"{kind}: a store does not work over a network", _LOCAL_REMEDY)]
+    if is_network(kind):
+        return [Finding("file system", "bad", f"{kind}: a store does not work over a network", LOCAL_REMEDY)]
     if kind.startswith(_UNSURE):
         seen = f"{kind}: whether memory maps and locks hold depends on what is behind it"
-        return [Finding("file system", "warn", seen, _LOCAL_REMEDY)]
+        return [Finding("file system", "warn", seen, LOCAL_REMEDY)]
     if kind in _IN_MEMORY:
         seen = f"{kind}: lies in memory, nothing survives a restart of the machine"
         return [Finding("file system", "warn", seen, "Set run.directory to a disk.")]

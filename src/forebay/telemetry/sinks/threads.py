@@ -13,7 +13,7 @@ from forebay.telemetry.metrics import MetricsWriter, Value
 from forebay.telemetry.sinks.protocol import MetricSink, SinkOpener
 
 _CAPACITY: Final = 64
-_CLOSE_TIMEOUT_S: Final = 20.0
+_CLOSE_TIMEOUT_S: Final = 60.0
 _log = logging.getLogger(__name__)
 
 _Record = tuple[int, float, Mapping[str, Value]]

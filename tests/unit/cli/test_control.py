@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from forebay.cli.acting import client_settings
+from forebay.cli.control import check_servers
 from forebay.cli.roles import free_port, generator_addresses
 from forebay.cli.runs import own_run, resolve_model
-from forebay.cli.steering import check_servers
 from forebay.cli.train import processes
 from forebay.config import load_config
 from forebay.errors import ConfigError
@@ -19,7 +19,7 @@ TWO = 'generator.vllm=["http://127.0.0.1:8000/", "http://127.0.0.1:8001"]'
 ADDRESSES = ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
 
 
-def test_actors_talk_to_the_servers_and_the_generator_process_steers_them(tmp_path: Path) -> None:
+def test_actors_talk_to_the_servers_and_the_generator_process_controls_them(tmp_path: Path) -> None:
     config = load_config(None, [f"run.directory={tmp_path}", "learner.eval_every=5", TWO])
     directory, run = own_run(config)
     with directory:

@@ -20,7 +20,7 @@ from forebay.models.config import ModelConfig
 from forebay.telemetry.metrics import MetricsWriter
 
 
-def steer_servers(run: Run) -> None:
+def control_servers(run: Run) -> None:
     """Keep the vLLM servers of a run at its newest weights until SIGTERM or SIGINT.
 
     Every update becomes a record of `logs/generator.jsonl`, `step` being the version.
@@ -32,7 +32,7 @@ def steer_servers(run: Run) -> None:
     typer.echo(
         f"keeping {', '.join(run.config.generator.vllm)} at the weights of {run.layout.path}", err=True
     )
-    asyncio.run(_steer(run, run.layout.logs / "generator.jsonl"))
+    asyncio.run(_control(run, run.layout.logs / "generator.jsonl"))
 
 
 def check_servers(config: RunConfig, model: ModelConfig) -> None:
@@ -51,7 +51,7 @@ def check_servers(config: RunConfig, model: ModelConfig) -> None:
     asyncio.run(check_vllm(config.generator, token=read_token(config.generator.token_env), model=model))
 
 
-async def _steer(run: Run, records: Path) -> None:
+async def _control(run: Run, records: Path) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
