@@ -41,9 +41,10 @@ def claim_directory(path: Path, run_id: str) -> None:
     """
     if path.exists() and not path.is_dir():
         raise ConfigError("store.path is not a directory", got=path, remedy="Choose another path.")
-    data = path / DATA_NAME
+    # In this order: whoever makes a store meanwhile makes the marker first.
+    has_data = (path / DATA_NAME).exists()
     if not (path / _NAME).exists():
-        if data.exists():
+        if has_data:
             raise StoreVersionError(f"{path} holds a {DATA_NAME} that is not a forebay store", remedy=_OTHER)
         _write(path, Marker(FORMAT_VERSION, run_id))
     check_directory(path, run_id)

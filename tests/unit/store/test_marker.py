@@ -77,3 +77,21 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 def test_an_lmdb_store_needs_a_path() -> None:
     with pytest.raises(ConfigError, match=r"needs a directory\. Set store\.path"):
         open_store(StoreSettings(), "run-1")
+
+
+def test_a_store_that_another_process_makes_between_two_looks_is_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exists = Path.exists
+
+    def exists_and_another_makes_it(path: Path) -> bool:
+        found = exists(path)
+        if path.parent == tmp_path:
+            monkeypatch.undo()
+            claim_directory(tmp_path, "run-1")
+            (tmp_path / "data.mdb").touch()
+        return found
+
+    monkeypatch.setattr(Path, "exists", exists_and_another_makes_it)
+    claim_directory(tmp_path, "run-1")
+    assert sorted(snapshot(tmp_path)) == ["data.mdb", "store.json"]
