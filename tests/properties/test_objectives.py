@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.objectives import LossInputs, LossSums, ObjectiveSettings, batch_denominator, count_fresh
-from forebay.objectives.build import build_objective
+from forebay.objectives import ObjectiveSettings, batch_denominator, count_fresh
 from tests.golden import oracle
+from tests.unit.objectives.driver import run
 
 EVERY_LOSS = {
     "cispo": ObjectiveSettings(loss="cispo", clip_low=0.3, clip_high=0.4, geometric_low=0.7),
@@ -37,29 +33,6 @@ ROWS, WIDTH = 6, 40
 each_loss = pytest.mark.parametrize("chosen", EVERY_LOSS.values(), ids=EVERY_LOSS.keys())
 seeds = st.integers(0, 1000)
 lengths = st.lists(st.integers(1, 6), min_size=6, max_size=6)
-
-
-@functools.cache
-def compiled(chosen: ObjectiveSettings) -> Callable[..., Any]:
-    return jax.jit(jax.value_and_grad(build_objective(chosen), has_aux=True))
-
-
-def run(
-    chosen: ObjectiveSettings, packed: oracle.Packed, denominator: float
-) -> tuple[float, np.ndarray, LossSums]:
-    inputs = LossInputs(
-        packed.loss_mask,
-        packed.advantages,
-        packed.behavior_logprobs,
-        packed.proximal_logprobs,
-        packed.segment_ids,
-        packed.staleness,
-        packed.reference_logprobs,
-    )
-    (loss, sums), grad = compiled(chosen)(
-        jnp.asarray(packed.logprobs), jnp.asarray(packed.entropy), inputs, jnp.float32(denominator)
-    )
-    return float(loss), np.asarray(grad), jax.device_get(sums)
 
 
 def pack(batch: oracle.Batch, layout: list[list[int]], poison: float = math.nan) -> oracle.Packed:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from forebay.weights.publisher import WeightPublisher
 from forebay.weights.reader import WeightReader
 from forebay.weights.settings import WeightSettings
 from tests.redis_server import ALWAYS, EVERYSEC, RedisServer, needs_redis
+from tests.system.conftest import MakeDisk
 from tests.unit.store.builders import FIRST, RUN, make_entry, make_spec, make_trajectory, oldest_first
 
 NUM_GROUPS = 400
@@ -26,19 +26,8 @@ CLOCK = SystemClock()
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 6 MB."""
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    try:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(directory)],
-            check=True, capture_output=True, timeout=30,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        pytest.skip("mounting a file system takes root")
-    yield directory
-    subprocess.run(["umount", "-l", str(directory)], check=True, timeout=30)
+def small_disk(make_disk: MakeDisk) -> Path:
+    return make_disk(6)
 
 
 def fill(path: Path) -> None:

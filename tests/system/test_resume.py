@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from forebay.cli.runs import join_run
 from forebay.learner.checkpoint_manifest import list_steps, step_directory
 from forebay.trajectory import PolicyVersion
 from forebay.weights.layout import read_marker
+from tests.system.conftest import MakeDisk
 from tests.system.harness import Harness, account, command, read_logs
 from tests.system.told import Told
 
@@ -109,18 +109,8 @@ def test_c39_a_run_in_which_nothing_moves_ends_with_3_and_says_what_it_waited_fo
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    try:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(directory)],
-            check=True, capture_output=True, timeout=30,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        pytest.skip("mounting a file system takes root")
-    yield directory
-    subprocess.run(["umount", "-l", str(directory)], check=True, timeout=30)
+def small_disk(make_disk: MakeDisk) -> Path:
+    return make_disk(100)
 
 
 @pytest.mark.timeout(900)

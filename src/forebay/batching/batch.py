@@ -15,7 +15,7 @@ import xxhash
 
 from forebay.batching.loss_mask import ActionTokens, IntArray, Member, classify_tokens, fresh_lengths
 from forebay.batching.packing import Bucket, Packing, plan_packing
-from forebay.batching.rows import TrainRows
+from forebay.batching.rows import ROW_DTYPES, TrainRows
 from forebay.batching.settings import BatchingSettings
 from forebay.batching.stats import BatchStats, measure
 from forebay.objectives.advantages import Outcome
@@ -206,7 +206,7 @@ def lay_out(packing: Packing, flat: FlatSequences) -> TrainRows:
     positions = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     slots = np.repeat(starts, lengths) + positions
     targets = starts[flat.target_sequences] + flat.target_positions
-    buffers = TrainRows(*(np.zeros(packing.num_slots, dtype) for dtype in _DTYPES))
+    buffers = TrainRows(*(np.zeros(packing.num_slots, dtype) for dtype in ROW_DTYPES))
     if len(slots):
         buffers.tokens[slots] = np.concatenate(flat.tokens)
     buffers.segment_ids[slots] = np.repeat(np.array(packing.segments, np.int32), lengths)
@@ -218,19 +218,6 @@ def lay_out(packing: Packing, flat: FlatSequences) -> TrainRows:
     buffers.proximal_logprobs[targets] = flat.behavior_logprobs
     buffers.staleness[targets] = flat.staleness
     return buffers
-
-
-_DTYPES = TrainRows(
-    tokens=np.int32,
-    segment_ids=np.int32,
-    positions=np.int32,
-    loss_mask=np.bool_,
-    advantages=np.float32,
-    behavior_logprobs=np.float32,
-    proximal_logprobs=np.float32,
-    temperature=np.float32,
-    staleness=np.int32,
-)
 
 
 def _split(buckets: Sequence[Bucket], buffers: TrainRows) -> tuple[MicroBatch, ...]:

@@ -5,7 +5,9 @@ Legend: B rows, T tokens.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 # NumPy on the host and JAX in the compiled step share no base class.
 Array = Any
@@ -36,3 +38,17 @@ class TrainRows(NamedTuple):
     proximal_logprobs: Array
     temperature: Array
     staleness: Array
+
+
+# Of each array, on the host and in the compiled step.
+ROW_DTYPES: Final = TrainRows(
+    tokens=np.int32,
+    segment_ids=np.int32,
+    positions=np.int32,
+    loss_mask=np.bool_,
+    advantages=np.float32,
+    behavior_logprobs=np.float32,
+    proximal_logprobs=np.float32,
+    temperature=np.float32,
+    staleness=np.int32,
+)

@@ -16,7 +16,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
-from forebay.batching.rows import TrainRows
+from forebay.batching.rows import ROW_DTYPES, TrainRows
 from forebay.errors import ConfigError
 from forebay.learner.optimizer import OptimizerSettings, make_optimizer, make_schedule
 from forebay.learner.train_step import (
@@ -46,17 +46,6 @@ Shape = tuple[int, int]
 _WHOLE = PartitionSpec()
 _SUMS = LossSums(*[_WHOLE] * len(LossSums._fields))
 _ROWS = TrainRows(*[row_spec()] * len(TrainRows._fields))
-_ROW_TYPES = TrainRows(
-    tokens=np.int32,
-    segment_ids=np.int32,
-    positions=np.int32,
-    loss_mask=np.bool_,
-    advantages=np.float32,
-    behavior_logprobs=np.float32,
-    proximal_logprobs=np.float32,
-    temperature=np.float32,
-    staleness=np.int32,
-)
 
 
 class TrainPrograms:
@@ -277,7 +266,7 @@ def _abstract_rows(shape: Shape, mesh: Mesh) -> TrainRows:
             remedy="Change the rows of the bucket, or lower mesh.data or mesh.fsdp.",
         )
     to = shardings(mesh, row_spec())
-    return TrainRows(*(jax.ShapeDtypeStruct(shape, dtype, sharding=to) for dtype in _ROW_TYPES))
+    return TrainRows(*(jax.ShapeDtypeStruct(shape, dtype, sharding=to) for dtype in ROW_DTYPES))
 
 
 def _with_shardings(shapes: Any, to: Any) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from forebay.errors import DamagedError, StoreError, WireError
+from forebay.errors import DamagedError, WireError
 from forebay.staleness import Choice, OutstandingGroup
+from forebay.store import refusals
 from forebay.store.groups import add_group, check_spec, drop
 from forebay.store.ledger import Ledger
 from forebay.store.offer import Offer
@@ -214,7 +215,7 @@ def reject(
     if group is None:
         return
     if replacement is not None and ledger.find(replacement.group_id) is not None:
-        raise StoreError("a replacement needs a new name", got=replacement.group_id)
+        raise refusals.old_name(replacement.group_id)
     drop(ledger, group, "rejected", reason)
     if replacement is not None:
         add_group(ledger, replacement, incarnation)
@@ -236,5 +237,5 @@ def release(ledger: Ledger, group_id: str, incarnation: int) -> None:
 def _taken(ledger: Ledger, group_id: str) -> Group | None:
     group = ledger.find(group_id)
     if group is not None and group.state != "taken":
-        raise StoreError(f"group {group_id} is not in the learner's hands", got=group.state, limit="taken")
+        raise refusals.not_taken(group_id, group.state)
     return group

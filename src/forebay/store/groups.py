@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from forebay.errors import RecordError, RefusedError, StoreError
+from forebay.store import refusals
 from forebay.store.ledger import Ledger
 from forebay.store.protocol import GroupSpec, Receipt, Slot
 from forebay.store.records import Group, Member
@@ -82,12 +83,7 @@ def _check_serials(specs: Sequence[GroupSpec], next_serial: int) -> None:
     for spec in specs:
         check_spec(spec)
         if spec.serial > next_serial:
-            raise StoreError(
-                f"group {spec.group_id} would leave a hole in the stream of tasks",
-                got=f"serial {spec.serial}",
-                limit=f"serial {next_serial}",
-                remedy="Dispatch from StoreStats.next_serial on, in order.",
-            )
+            raise refusals.hole(spec.group_id, spec.serial, next_serial)
         next_serial = max(next_serial, spec.serial + 1)
 
 
@@ -95,11 +91,8 @@ def _fits(ledger: Ledger, spec: GroupSpec) -> bool:
     needed = spec.group_size * spec.member_bytes
     settings, gauges = ledger.settings, ledger.meta.gauges
     if needed > settings.capacity_bytes:
-        raise StoreError(
-            f"group {spec.group_id} alone exceeds the store",
-            got=f"{spec.group_size} members x {spec.member_bytes} bytes = {needed}",
-            limit=f"store.capacity_bytes={settings.capacity_bytes}",
-            remedy="Raise store.capacity_bytes or lower the reservation.",
+        raise refusals.too_large_alone(
+            spec.group_id, spec.group_size, spec.member_bytes, settings.capacity_bytes
         )
     return gauges.live < settings.capacity_groups and gauges.live_bytes + needed <= settings.capacity_bytes
 
@@ -154,11 +147,7 @@ def put(ledger: Ledger, slot: Slot, arrival: Arrival) -> Receipt | StoreError:
         return "late"
     if len(group.members) != slot.group_size or not 0 <= slot.member < slot.group_size:
         ledger.count("rejected.foreign")
-        return RefusedError(
-            f"slot does not belong to group {slot.group_id}",
-            got=f"member {slot.member} of {slot.group_size}",
-            limit=f"group_size {len(group.members)}",
-        )
+        return refusals.foreign(slot.group_id, slot.member, slot.group_size, len(group.members))
     member = group.members[slot.member]
     if member.state == "arrived" and member.trajectory_id == arrival.trajectory_id:
         ledger.count("duplicate")

@@ -7,8 +7,8 @@ only as they are re-made, so that a crash never grants credit twice.
 
 from __future__ import annotations
 
-from forebay.errors import StoreError
 from forebay.staleness import Fork
+from forebay.store import refusals
 from forebay.store.ledger import Ledger
 from forebay.store.protocol import JournalEntry, Rewound
 from forebay.store.records import (
@@ -37,14 +37,9 @@ def record(ledger: Ledger, entry: JournalEntry, incarnation: int) -> None:
         _confirm(ledger, decode_entry(raw), entry)
         return
     if entry.step <= meta.recorded_step:
-        raise StoreError("step is already past", got=entry.step, limit=f"> {meta.recorded_step}")
+        raise refusals.past(entry.step, meta.recorded_step)
     if meta.replayed_step < meta.recorded_step:
-        raise StoreError(
-            "the journal still holds steps to be replayed",
-            got=f"step {entry.step}",
-            limit=f"steps after {meta.replayed_step} up to {meta.recorded_step}",
-            remedy="Replay them in order, or call truncate_journal.",
-        )
+        raise refusals.not_replayed(entry.step, meta.replayed_step, meta.recorded_step)
     groups = _check_groups(ledger, entry)
     for group in groups:
         group.state = "recorded"
@@ -59,38 +54,26 @@ def record(ledger: Ledger, entry: JournalEntry, incarnation: int) -> None:
 
 def _confirm(ledger: Ledger, known: JournalEntry, entry: JournalEntry) -> None:
     if (known.group_ids, known.digest) != (entry.group_ids, entry.digest):
-        raise StoreError(
-            f"step {entry.step} is in the journal with another batch",
-            got=f"digest {entry.digest}",
-            limit=f"digest {known.digest}",
-            remedy="Replay the journal's batches as they are, or call truncate_journal.",
-        )
+        raise refusals.other_batch(entry.step, entry.digest, known.digest)
     if entry.step > ledger.meta.replayed_step:
         following = next(ledger.journal(ledger.meta.replayed_step)).step
         if entry.step != following:
-            raise StoreError("replay out of order", got=f"step {entry.step}", limit=f"step {following}")
+            raise refusals.out_of_order(entry.step, following)
         ledger.meta.replayed_step = entry.step
         ledger.count("replayed")
 
 
 def _check_groups(ledger: Ledger, entry: JournalEntry) -> list[Group]:
     if not entry.group_ids or len(set(entry.group_ids)) != len(entry.group_ids):
-        raise StoreError("a batch needs groups, each of them once", got=entry.group_ids)
+        raise refusals.no_batch(entry.group_ids)
     groups = [ledger.group(group_id) for group_id in entry.group_ids]
     for group in groups:
         if group.state != "taken":
-            raise StoreError(
-                f"group {group.group_id} is not in the learner's hands", got=group.state, limit="taken"
-            )
+            raise refusals.not_taken(group.group_id, group.state)
     needed = sum(member.num_bytes for group in groups for member in group.members)
     retained, limit = ledger.meta.gauges.retained_bytes, ledger.settings.retained_capacity_bytes
     if retained + needed > limit:
-        raise StoreError(
-            f"recording step {entry.step} would exceed the bytes kept for replay",
-            got=f"{retained} retained + {needed} = {retained + needed}",
-            limit=f"store.retained_capacity_bytes={limit}",
-            remedy="Checkpoint more often, or raise store.retained_capacity_bytes.",
-        )
+        raise refusals.retained_full(entry.step, retained, needed, limit)
     return groups
 
 
@@ -103,9 +86,7 @@ def publish(ledger: Ledger, version: PolicyVersion, incarnation: int) -> None:
     ledger.fence(incarnation)
     meta = ledger.meta
     if version.incarnation != incarnation:
-        raise StoreError(
-            "a learner publishes versions of its own incarnation only", got=tuple(version), limit=incarnation
-        )
+        raise refusals.others_version(version, incarnation)
     if version.version <= meta.published.version:
         return
     for entry in ledger.journal(meta.published.version):
@@ -128,9 +109,7 @@ def forget_first(ledger: Ledger, step: int, incarnation: int) -> bool:
     ledger.fence(incarnation)
     meta = ledger.meta
     if step > meta.replayed_step < meta.recorded_step:
-        raise StoreError(
-            "a step that waits for its replay cannot be forgotten", got=step, limit=meta.replayed_step
-        )
+        raise refusals.waits_for_replay(step, meta.replayed_step)
     first = ledger.txn.first(JOURNAL)
     entry = decode_entry(first[1]) if first is not None else None
     if first is None or entry is None or entry.step > step:
@@ -160,12 +139,7 @@ def rewind(ledger: Ledger, step: int) -> Rewound:
     """
     meta = ledger.meta
     if step < meta.committed_step:
-        raise StoreError(
-            "batches after this step are already forgotten",
-            got=f"step {step}",
-            limit=f"step >= {meta.committed_step}",
-            remedy=f"Resume from a checkpoint of step {meta.committed_step} or later.",
-        )
+        raise refusals.forgotten(step, meta.committed_step)
     version = min(step, meta.published.version) if meta.begun else step
     if meta.begun:
         meta.incarnation += 1
@@ -208,7 +182,7 @@ def truncate(ledger: Ledger, step: int, incarnation: int) -> None:
     ledger.fence(incarnation)
     meta = ledger.meta
     if step < meta.committed_step:
-        raise StoreError("batches after this step are already forgotten", got=step, limit=meta.committed_step)
+        raise refusals.forgotten(step, meta.committed_step)
     for entry in tuple(ledger.journal(step)):
         groups = [ledger.group(group_id) for group_id in entry.group_ids]
         for group in groups:
@@ -238,7 +212,7 @@ def advance_fork(ledger: Ledger, version: int, incarnation: int) -> None:
     ledger.fence(incarnation)
     meta = ledger.meta
     if version > meta.replayed_step:
-        raise StoreError("the fork cannot pass what was re-made", got=version, limit=meta.replayed_step)
+        raise refusals.not_remade(version, meta.replayed_step)
     raw = ledger.txn.get(journal_key(version)) if version >= 0 else None
     if raw is None:
         return

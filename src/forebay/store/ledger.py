@@ -11,7 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from forebay.errors import FencedError, StoreError
+from forebay.errors import StoreError
+from forebay.store import refusals
 from forebay.store.kv import Txn
 from forebay.store.protocol import GroupSpec, JournalEntry
 from forebay.store.records import (
@@ -90,19 +91,9 @@ class Ledger:
             StoreError: This one never began.
         """
         if incarnation < self.meta.incarnation:
-            raise FencedError(
-                "a newer learner has taken over",
-                got=f"incarnation {incarnation}",
-                limit=f"incarnation {self.meta.incarnation}",
-                remedy="Stop this learner.",
-            )
+            raise refusals.fenced(incarnation, self.meta.incarnation)
         if incarnation > self.meta.incarnation:
-            raise StoreError(
-                "this incarnation never began",
-                got=incarnation,
-                limit=self.meta.incarnation,
-                remedy="Call rewind first.",
-            )
+            raise refusals.never_began(incarnation, self.meta.incarnation)
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a counter."""
@@ -135,7 +126,7 @@ class Ledger:
         """
         group = self.find(group_id)
         if group is None:
-            raise StoreError("the store holds no such group", got=group_id)
+            raise refusals.no_group(group_id)
         return group
 
     def spec(self, group_id: str) -> GroupSpec:
@@ -146,7 +137,7 @@ class Ledger:
         """
         raw = self._txn.get(spec_key(group_id))
         if raw is None:
-            raise StoreError("the store holds no such group", got=group_id)
+            raise refusals.no_group(group_id)
         return decode_spec(raw)
 
     def save(self, group: Group) -> None:

@@ -1,22 +1,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.objectives import LossInputs, LossSums, ObjectiveSettings, batch_denominator, count_fresh
+from forebay.objectives import LossInputs, ObjectiveSettings, batch_denominator, count_fresh
 from forebay.objectives.build import build_objective
 from tests.golden import oracle
+from tests.unit.objectives.driver import run
 
 DEFAULT = ObjectiveSettings()
 EVERYTHING = ObjectiveSettings(
@@ -30,29 +27,6 @@ EVERYTHING = ObjectiveSettings(
 )
 BATCH = oracle.random_batch(seed=3, lengths=[4, 7, 2, 5, 1, 6])
 ROWS = 6
-
-
-@functools.cache
-def compiled(chosen: ObjectiveSettings) -> Callable[..., Any]:
-    return jax.jit(jax.value_and_grad(build_objective(chosen), has_aux=True))
-
-
-def run(
-    chosen: ObjectiveSettings, packed: oracle.Packed, denominator: float
-) -> tuple[float, np.ndarray, LossSums]:
-    inputs = LossInputs(
-        packed.loss_mask,
-        packed.advantages,
-        packed.behavior_logprobs,
-        packed.proximal_logprobs,
-        packed.segment_ids,
-        packed.staleness,
-        packed.reference_logprobs,
-    )
-    (loss, sums), grad = compiled(chosen)(
-        jnp.asarray(packed.logprobs), jnp.asarray(packed.entropy), inputs, jnp.float32(denominator)
-    )
-    return float(loss), np.asarray(grad), jax.device_get(sums)
 
 
 def by_token(grad: np.ndarray, packed: oracle.Packed) -> np.ndarray:

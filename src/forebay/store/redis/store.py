@@ -14,7 +14,7 @@ from typing import Any
 from forebay.clock import Clock
 from forebay.errors import RefusedError, StoreError, WireError
 from forebay.staleness import Choice, OutstandingGroup
-from forebay.store import batches
+from forebay.store import batches, refusals
 from forebay.store.groups import check_spec, mismatch
 from forebay.store.protocol import (
     Chooser,
@@ -124,7 +124,7 @@ class RedisStore:
     def record(self, entry: JournalEntry, *, incarnation: int) -> None:
         """Write a batch to the journal; see `TrajectorySource.record`."""
         if not entry.group_ids or len(set(entry.group_ids)) != len(entry.group_ids):
-            raise StoreError("a batch needs groups, each of them once", got=entry.group_ids)
+            raise refusals.no_batch(entry.group_ids)
         limit = self._settings.retained_capacity_bytes
         batch = (entry.now.incarnation, entry.digest, encode_record(entry))
         self._learn(scripts.RECORD, incarnation, entry.step, limit, *batch, *entry.group_ids)
@@ -147,11 +147,7 @@ class RedisStore:
     def publish(self, version: PolicyVersion, *, incarnation: int) -> None:
         """Note a published version; see `TrajectorySource.publish`."""
         if version.incarnation != incarnation:
-            raise StoreError(
-                "a learner publishes versions of its own incarnation only",
-                got=tuple(version),
-                limit=incarnation,
-            )
+            raise refusals.others_version(version, incarnation)
         self._learn(scripts.PUBLISH, incarnation, version.version)
 
     def commit(self, step: int, *, incarnation: int) -> None:
