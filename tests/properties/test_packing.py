@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import numpy as np
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from forebay.batching.batch import FlatSequences, build_batch, lay_out
 from forebay.batching.ladder import build_ladder, measured_ladder
-from forebay.batching.packing import Bucket, cover_rows, pack_rows, plan_packing
+from forebay.batching.packing import Bucket, cover_rows, pack_rows, plan_packing, plan_rows
 from forebay.batching.settings import BatchingSettings
+from forebay.batching.work import executed_work, needed_work
 from forebay.objectives.advantages import group_mean
 from forebay.objectives.denominators import count_fresh
 from forebay.staleness import StalenessSettings
@@ -107,6 +110,47 @@ def test_the_cover_is_no_worse_than_any_other(needs: list[int], shapes: set[tupl
     assert sum(bucket.rows * bucket.length for bucket in cover) == cheapest(0)
 
 
+@given(lengths_of_batches, batching_settings(), st.randoms(use_true_random=False))
+def test_the_order_of_sequences_changes_no_shape(
+    lengths: list[int], settings: BatchingSettings, rng: random.Random
+) -> None:
+    ladder = build_ladder(settings)
+    buckets, rows = plan_rows(lengths, ladder)
+    shuffled = rng.sample(lengths, len(lengths))
+    again, others = plan_rows(shuffled, ladder)
+    assert again == buckets
+    contents = [sorted(lengths[i] for i in row.sequences) for row in rows]
+    assert contents == [sorted(shuffled[i] for i in row.sequences) for row in others]
+    assert plan_rows(lengths, ladder[::-1]) == (buckets, rows)
+
+
+@given(lengths_of_batches, batching_settings())
+def test_a_plan_is_no_worse_than_covering_the_longest_rows(
+    lengths: list[int], settings: BatchingSettings
+) -> None:
+    ladder = build_ladder(settings)
+    used = sorted((row.used for row in pack_rows(lengths, settings.packed_length)), reverse=True)
+    cover = sum(bucket.slots for bucket in cover_rows(used, ladder))
+    slots = plan_packing(lengths, ladder).num_slots
+    # Padding of a quarter of a percent is given away for a micro-batch less.
+    assert sum(lengths) <= slots
+    assert sum(lengths) > 3 * ladder[0].slots or slots <= max(cover, sum(lengths) * 1.0025)
+
+
+@given(lengths_of_batches, batching_settings(), st.sampled_from([8, 16, 64]))
+def test_what_is_computed_is_never_less_than_what_is_needed(
+    lengths: list[int], settings: BatchingSettings, block_tokens: int
+) -> None:
+    packing = plan_packing(lengths, build_ladder(settings))
+    executed, needed = executed_work(lengths, packing, block_tokens), needed_work(lengths)
+    assert executed.tokens == packing.num_slots >= needed.tokens
+    assert executed.pairs >= needed.pairs
+    # A sequence's first and last block are half seen, and so are those on the diagonal.
+    blocks = sum((length // block_tokens + 2) ** 2 for length in lengths)
+    assert executed.pairs <= blocks * block_tokens**2
+
+
+@hypothesis_settings(max_examples=25)
 @given(
     st.lists(st.lists(st.integers(1, 64), min_size=1, max_size=20), min_size=1, max_size=3),
     batching_settings(),

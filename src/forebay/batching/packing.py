@@ -1,18 +1,36 @@
 """Packing: which slot of which micro-batch each sequence takes. Pure functions of lengths.
 
 All micro-batches of a batch lie in one flat run of slots, one after another, row after row.
+
+Legend: P buckets of a ladder, C combinations of them.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from forebay.errors import ConfigError
 
 # Sequences that are tried for the rest of a row: more fill it no better, and cost time.
 _CANDIDATES: Final = 64
+# While a row has room for this many of the longest sequence that is left, that one goes in untried.
+_SURELY: Final = 8
+# So many of the largest micro-batch are filled by search, whatever lies before in order.
+_SEARCHED: Final = 3
+# Combinations of buckets that are known for one ladder, and that are tried for one batch.
+_MAX_COMBINATIONS: Final = 4000
+_MAX_COMBINED: Final = 6
+_MAX_TRIES: Final = 24
+_TRIES_OF_A_CLASS: Final = 3
+# Padding up to this share of the tokens is as good as none, if it saves a micro-batch.
+_CLASS: Final = 0.0025
 
 
 class Bucket(NamedTuple):
@@ -20,6 +38,11 @@ class Bucket(NamedTuple):
 
     rows: int
     length: int
+
+    @property
+    def slots(self) -> int:
+        """Tokens that it has room for."""
+        return self.rows * self.length
 
 
 class Row(NamedTuple):
@@ -50,7 +73,59 @@ class Packing(NamedTuple):
     @property
     def num_slots(self) -> int:
         """Slots of all micro-batches, padding included."""
-        return sum(bucket.rows * bucket.length for bucket in self.buckets)
+        return sum(bucket.slots for bucket in self.buckets)
+
+
+class _Left:
+    """Sequences that have no place yet, longest first.
+
+    Args:
+        indices: Their names.
+        shortness: Of each, minus its length: ascending, as bisection wants it.
+    """
+
+    def __init__(self, indices: list[int], shortness: list[int]) -> None:
+        self.indices = indices
+        self.shortness = shortness
+        self.num_tokens = -sum(shortness)
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], row_length: int) -> _Left:
+        """Sort sequences; of equal ones the first stays first."""
+        indices = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+        if indices and lengths[indices[0]] > row_length:
+            raise ConfigError("a sequence fits no row", got=f"{lengths[indices[0]]} tokens", limit=row_length)
+        return cls(indices, [-lengths[i] for i in indices])
+
+    def copy(self) -> _Left:
+        """Return the same sequences, to be placed another way."""
+        return _Left(self.indices.copy(), self.shortness.copy())
+
+    def take(self, row_length: int) -> Row:
+        """Remove and return the sequences of one row: the longest that fits, and the best beside it."""
+        chosen: list[int] = []
+        free = row_length
+        at = bisect_left(self.shortness, -free)
+        while at < len(self.shortness) and (not chosen or free + _SURELY * self.shortness[at] > 0):
+            chosen.append(at)
+            free += self.shortness[at]
+            at = max(at + 1, bisect_left(self.shortness, -free))
+        places = _sample(at, len(self.shortness))
+        chosen += [places[k] for k in _least_slack([-self.shortness[place] for place in places], free)]
+        row = Row(tuple(self.indices[k] for k in chosen), -sum(self.shortness[k] for k in chosen))
+        for k in reversed(chosen):
+            del self.indices[k], self.shortness[k]
+        self.num_tokens -= row.used
+        return row
+
+
+def _sample(first: int, stop: int) -> Sequence[int]:
+    """Return the places to choose from: the first of them, and as many spread over the rest."""
+    rest = stop - first - _CANDIDATES // 2
+    if rest <= _CANDIDATES // 2:
+        return range(first, stop)
+    spread = (first + _CANDIDATES // 2 + 2 * k * rest // _CANDIDATES for k in range(_CANDIDATES // 2))
+    return [*range(first, first + _CANDIDATES // 2), *spread]
 
 
 def pack_rows(lengths: Sequence[int], row_length: int) -> list[Row]:
@@ -70,19 +145,10 @@ def pack_rows(lengths: Sequence[int], row_length: int) -> list[Row]:
         Gupta and Ho 1999, A new heuristic algorithm for the one-dimensional bin-packing problem (minimum bin
         slack).
     """
-    left = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    if left and lengths[left[0]] > row_length:
-        raise ConfigError("a sequence fits no row", got=f"{lengths[left[0]]} tokens", limit=row_length)
-    shortness = [-lengths[i] for i in left]
+    left = _Left.of(lengths, row_length)
     rows = []
-    while left:
-        free = row_length + shortness[0]
-        first = max(1, bisect_left(shortness, -free))
-        added = _least_slack([-short for short in shortness[first : first + _CANDIDATES]], free)
-        chosen = [0, *(first + k for k in added)]
-        rows.append(Row(tuple(left[k] for k in chosen), -sum(shortness[k] for k in chosen)))
-        for k in reversed(chosen):
-            del left[k], shortness[k]
+    while left.indices:
+        rows.append(left.take(row_length))
     return rows
 
 
@@ -130,7 +196,7 @@ def cover_rows(needs: Sequence[int], ladder: Sequence[Bucket]) -> list[Bucket]:
         for bucket in ladder:
             if bucket.length >= needs[i]:
                 slots, calls, _ = best[min(i + bucket.rows, num_rows)]
-                options.append((slots + bucket.rows * bucket.length, calls + 1, bucket))
+                options.append((slots + bucket.slots, calls + 1, bucket))
         best[i] = min(options, key=_cost)
     cover = []
     i = 0
@@ -144,11 +210,154 @@ def _cost(option: tuple[int, int, Bucket]) -> tuple[int, int]:
     return option[:2]
 
 
-def plan_packing(lengths: Sequence[int], ladder: Sequence[Bucket]) -> Packing:
-    """Place every sequence of a batch in a slot of the ladder's micro-batches.
+class _Choices(NamedTuple):
+    """What a ladder can be combined to, beside any number of its main bucket.
 
-    Sequences are packed into rows of the ladder's longest length; rows are then sorted by what they hold, and
-    what is left over takes the smaller buckets.
+    Args:
+        ladder: The shapes, longest rows first.
+        main: Place of the bucket with the most slots.
+        counts: [C, P] int64, how often each bucket is used.
+    """
+
+    ladder: tuple[Bucket, ...]
+    main: int
+    counts: npt.NDArray[np.int64]
+
+
+def _choices(ladder: Sequence[Bucket]) -> _Choices:
+    by_length = tuple(sorted(set(ladder), key=lambda bucket: (bucket.length, bucket.rows), reverse=True))
+    main = max(range(len(by_length)), key=lambda p: (by_length[p].slots, by_length[p].length))
+    return _Choices(by_length, main, _combinations(len(by_length), main))
+
+
+@functools.lru_cache(maxsize=64)
+def _combinations(num_buckets: int, main: int) -> npt.NDArray[np.int64]:
+    """Combine all buckets but one: single ones, pairs, triples, as many as there may be."""
+    others = [place for place in range(num_buckets) if place != main]
+    combinations: list[tuple[int, ...]] = [()]
+    for size in range(1, _MAX_COMBINED + 1):
+        more = list(itertools.combinations_with_replacement(others, size))
+        if len(combinations) + len(more) > _MAX_COMBINATIONS:
+            break
+        combinations += more
+    counts = np.zeros((len(combinations), num_buckets), np.int64)
+    for row, places in enumerate(combinations):
+        np.add.at(counts[row], list(places), 1)
+    counts.flags.writeable = False
+    return counts
+
+
+def _candidates(choices: _Choices, left: _Left, known: Sequence[Bucket]) -> Iterator[list[Bucket]]:
+    """Yield sets of buckets that may hold what is left better than `known` buckets do, best first.
+
+    They are ordered by classes of padding, within a class by the number of micro-batches, then by slots.
+    """
+    tokens, ladder = left.num_tokens, choices.ladder
+    slots = np.array([bucket.slots for bucket in ladder])
+    counts = choices.counts.copy()
+    counts[:, choices.main] = np.maximum(0, -((counts @ slots - tokens) // slots[choices.main]))
+    total, calls = counts @ slots, counts.sum(axis=1)
+    possible = total >= tokens
+    lengths = -np.array(left.shortness)
+    for bucket in ladder:
+        # What fits only longer rows needs that much room in them.
+        longer = np.array([other.slots if other.length > bucket.length else 0 for other in ladder])
+        possible &= counts @ longer >= lengths[lengths > bucket.length].sum()
+    counts, total, calls = counts[possible], total[possible], calls[possible]
+    padding_class = _padding_class(total, tokens)
+    order = np.lexsort((total, calls, padding_class))
+    padding_class = padding_class[order]
+    rank = np.arange(len(order)) - np.searchsorted(padding_class, padding_class)
+    known_slots = sum(bucket.slots for bucket in known)
+    known_cost = (_padding_class(np.array(known_slots), tokens), len(known), known_slots)
+    for place in order[rank < _TRIES_OF_A_CLASS][:_MAX_TRIES]:
+        if (_padding_class(total[place], tokens), calls[place], total[place]) >= known_cost:
+            return
+        yield [bucket for bucket, count in zip(ladder, counts[place], strict=True) for _ in range(count)]
+
+
+def _padding_class(slots: npt.NDArray[np.int64], tokens: int) -> npt.NDArray[np.int64]:
+    """Return 0 for hardly any padding; classes get wider, as the padding does."""
+    return np.floor(np.sqrt((slots - tokens) / (_CLASS * tokens))).astype(np.int64)
+
+
+def _fill(buckets: Sequence[Bucket], left: _Left) -> list[Row]:
+    """Take sequences for every row of some buckets, in order."""
+    return [left.take(bucket.length) for bucket in buckets for _ in range(bucket.rows)]
+
+
+def _pack_rest(choices: _Choices, left: _Left) -> tuple[list[Bucket], list[Row]]:
+    """Return micro-batches for all that is left, and their rows."""
+    rows = []
+    again = left.copy()
+    while again.indices:
+        rows.append(again.take(choices.ladder[0].length))
+    rows.sort(key=lambda row: -row.used)
+    buckets = cover_rows([row.used for row in rows], choices.ladder)
+    for candidate in _candidates(choices, left, buckets):
+        again = left.copy()
+        filled = _fill(candidate, again)
+        if not again.indices:
+            return candidate, filled
+    return buckets, rows
+
+
+def plan_rows(lengths: Sequence[int], ladder: Sequence[Bucket]) -> tuple[list[Bucket], list[Row]]:
+    """Choose the micro-batches of a batch, and which sequences share a row.
+
+    Most of a large batch goes into the largest micro-batch, again and again, each row filled with the least
+    slack. For the rest, sets of buckets with just enough slots are tried, the least padding first, until one
+    takes all sequences. If none does, rows of the longest length are covered by `cover_rows`.
+
+    Args:
+        lengths: Tokens of each sequence; at least 1.
+        ladder: The only shapes that may be used.
+
+    Returns:
+        The micro-batches, and the rows in their order: each micro-batch takes the next `bucket.rows` of them,
+        as far as there are any. The result depends on nothing but the arguments.
+
+    Raises:
+        ConfigError: A sequence fits no row.
+    """
+    choices = _choices(ladder)
+    left = _Left.of(lengths, choices.ladder[0].length)
+    main = choices.ladder[choices.main]
+    # Where longer rows exist than those of the largest micro-batch, nothing is sure before the search.
+    rows = _sure_rows(left, main) if main.length == choices.ladder[0].length else []
+    buckets = [main] * (len(rows) // main.rows)
+    if left.indices:
+        more, filled = _pack_rest(choices, left)
+        buckets += more
+        rows += filled
+    return buckets, rows
+
+
+def searched_lengths(lengths: Sequence[int], largest: Bucket) -> list[int]:
+    """Return the lengths that are left for smaller buckets, whatever these are.
+
+    Args:
+        lengths: Tokens of each sequence of a batch.
+        largest: The bucket with the most slots and the longest rows.
+
+    Raises:
+        ConfigError: A sequence fits no row.
+    """
+    left = _Left.of(lengths, largest.length)
+    _sure_rows(left, largest)
+    return [-short for short in left.shortness]
+
+
+def _sure_rows(left: _Left, main: Bucket) -> list[Row]:
+    """Take the rows of all micro-batches that need no search."""
+    rows: list[Row] = []
+    while left.num_tokens > _SEARCHED * main.slots:
+        rows += _fill([main], left)
+    return rows
+
+
+def plan_packing(lengths: Sequence[int], ladder: Sequence[Bucket]) -> Packing:
+    """Place every sequence of a batch in a slot of the ladder's micro-batches, as `plan_rows` chooses.
 
     Args:
         lengths: Tokens of each sequence; at least 1.
@@ -160,9 +369,18 @@ def plan_packing(lengths: Sequence[int], ladder: Sequence[Bucket]) -> Packing:
     Raises:
         ConfigError: A sequence fits no row.
     """
-    rows = pack_rows(lengths, max(bucket.length for bucket in ladder))
-    rows.sort(key=lambda row: -row.used)
-    buckets = cover_rows([row.used for row in rows], ladder)
+    buckets, rows = plan_rows(lengths, ladder)
+    return place_rows(lengths, buckets, rows)
+
+
+def place_rows(lengths: Sequence[int], buckets: Sequence[Bucket], rows: Sequence[Row]) -> Packing:
+    """Count slots: every row of every bucket takes the next of the `rows`, as far as there are any.
+
+    Args:
+        lengths: Tokens of each sequence.
+        buckets: The micro-batches, in order.
+        rows: Which sequences share a row; none holds more than the row that it takes.
+    """
     starts, segments = [0] * len(lengths), [0] * len(lengths)
     left = iter(rows)
     slot = 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from forebay.errors import ConfigError
 
@@ -18,12 +19,15 @@ class BatchingSettings(BaseModel):
 
     groups: int = Field(8, ge=1, description="Groups of one batch.")
     group_size: int = Field(
-        4, ge=2, description="Trajectories of one group; they are compared with one another."
+        4,
+        ge=1,
+        description="Trajectories of one group, compared with one another; one alone needs a critic.",
     )
     min_group_size: int = Field(
         2,
-        ge=2,
-        description="Members that suffice once a group's deadline has passed; one alone has no baseline.",
+        ge=1,
+        description="Members that suffice once a group's deadline has passed; one alone has no baseline. 1 if"
+        " group_size is 1.",
     )
     minibatches: int = Field(1, ge=1, description="Optimizer updates that a batch's groups are split into.")
     epochs: int = Field(1, ge=1, description="Times that a batch is gone through.")
@@ -37,7 +41,10 @@ class BatchingSettings(BaseModel):
         description="Leave trajectories that a limit ended untrained; their rewards stay in the baseline.",
     )
     row_length: int | None = Field(
-        None, ge=2, description="Tokens of a packed row; default max_length. Longer rows pack tighter."
+        None,
+        ge=2,
+        description="Tokens of a packed row; default max_length. Longer rows pack tighter: several episodes"
+        " of max_length, but no more than a device's share of a batch.",
     )
     rows: int = Field(4, ge=1, description="Rows of the largest micro-batch: bounds the memory of a step.")
     min_row_length: int = Field(
@@ -46,7 +53,8 @@ class BatchingSettings(BaseModel):
     max_programs: int = Field(8, ge=1, le=64, description="Most batch shapes, each compiled once.")
     buckets: tuple[tuple[int, int], ...] = Field(
         (),
-        description="Shapes as [rows, row length], for instance measured ones; default: parts of one.",
+        description="Shapes as [rows, row length], for instance those that `forebay config ladder` prints;"
+        " default: parts of one.",
     )
     prefetch: int = Field(1, ge=0, description="Batches packed ahead of the one that is trained.")
 
@@ -59,6 +67,21 @@ class BatchingSettings(BaseModel):
     def updates_per_batch(self) -> int:
         """Optimizer updates, and so policy versions, that one batch makes."""
         return self.minibatches * self.epochs
+
+    @field_validator("buckets", mode="before")
+    @classmethod
+    def _from_arrays(cls, given: Any) -> Any:
+        # The validator below hands a file's arrays on as lists, which strictness does not take for tuples.
+        if isinstance(given, list):
+            return tuple(tuple(shape) if isinstance(shape, list) else shape for shape in given)
+        return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_alone_suffices(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("group_size") == 1:
+            return {"min_group_size": 1, **given}
+        return given
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:

@@ -126,7 +126,12 @@ def batch_of(
 def flat(batch: Batch) -> TrainRows:
     """Return all slots of a batch, one after another."""
     columns = zip(*(micro.rows for micro in batch.micro_batches), strict=True)
-    return TrainRows(*(np.concatenate([array.ravel() for array in column]) for column in columns))
+    return TrainRows(
+        *(
+            None if column[0] is None else np.concatenate([array.ravel() for array in column])
+            for column in columns
+        )
+    )
 
 
 def trained_tokens(batch: Batch) -> list[int]:

@@ -127,8 +127,9 @@ def test_every_shape_is_one_of_the_ladder_and_rows_may_be_empty() -> None:
 def test_arrays_have_the_types_of_the_compiled_step_and_are_frozen() -> None:
     batch = batch_of(group(trajectory(answer(4)), trajectory(answer(3), reward=0.0)))
     rows = batch.micro_batches[0].rows
-    assert [str(array.dtype) for array in rows] == ["int32"] * 3 + ["bool"] + ["float32"] * 4 + ["int32"]
-    assert not any(array.flags.writeable for array in rows)
+    known = [array for array in rows if array is not None]
+    assert [str(array.dtype) for array in known] == ["int32"] * 3 + ["bool"] + ["float32"] * 4 + ["int32"]
+    assert not any(array.flags.writeable for array in known)
     assert np.array_equal(rows.proximal_logprobs, rows.behavior_logprobs)
 
 

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.batching.ladder import bucket_lengths, bucket_of, build_ladder, measured_ladder
+from forebay.batching.ladder import (
+    bucket_lengths,
+    bucket_of,
+    build_ladder,
+    measured_ladder,
+    sample_batches,
+)
 from forebay.batching.packing import Bucket, plan_packing
 from forebay.batching.settings import BatchingSettings
 from forebay.errors import ConfigError
@@ -70,6 +76,42 @@ def test_a_measured_ladder_wastes_less_than_the_parts_of_one() -> None:
     assert measured[0] == Bucket(4, 512)
     plain = sum(plan_packing(lengths, build_ladder(settings)).num_slots for lengths in batches)
     slots = sum(plan_packing(lengths, measured).num_slots for lengths in batches)
-    # The nearest eighth of 512 above 300 is 320.
-    assert slots == 320 * 23 < plain
+    # 304 is the next multiple of 16: a row for each sequence, and no row too many.
+    assert slots == 304 * 23 < plain
     assert build_ladder(settings.model_copy(update={"buckets": tuple(measured)})) == measured
+
+
+def test_shorter_rows_are_halves_first_and_then_what_lies_between() -> None:
+    ladder = build_ladder(BatchingSettings(rows=1, max_length=512, max_programs=6))
+    assert [bucket.length for bucket in ladder] == [512, 384, 256, 128, 64, 32]
+
+
+def test_short_rows_are_not_shorter_than_allowed() -> None:
+    ladder = build_ladder(BatchingSettings(rows=1, max_length=100, min_row_length=40, max_programs=8))
+    assert [bucket.length for bucket in ladder] == [100, 80, 40]
+
+
+def test_a_measured_ladder_keeps_the_longest_of_configured_buckets() -> None:
+    settings = BatchingSettings(max_length=64, rows=1, buckets=((2, 128), (2, 96)), max_programs=3)
+    measured = measured_ladder([[60, 60, 60, 60], [40, 40]], settings, 2)
+    assert measured == (Bucket(2, 128), Bucket(2, 48))
+
+
+def test_measuring_fits_the_share_of_each_device() -> None:
+    settings = BatchingSettings(max_length=64, row_length=256, rows=4, max_programs=2)
+    # Eight sequences of 50: two on each of four devices; the multiple of 16 above 100 is 112.
+    assert measured_ladder([[50] * 8], settings, 4) == (Bucket(4, 256), Bucket(4, 112))
+
+
+def test_batches_are_drawn_group_by_group() -> None:
+    drawn = sample_batches([[1, 1], [5, 6, 7]], 2, 20, seed=3)
+    assert drawn == sample_batches([[1, 1], [5, 6, 7]], 2, 20, seed=3)
+    assert len(drawn) == 20
+    assert {tuple(batch) for batch in drawn} == {
+        (1, 1, 1, 1),
+        (1, 1, 5, 6, 7),
+        (5, 6, 7, 1, 1),
+        (5, 6, 7) * 2,
+    }
+    with pytest.raises(ConfigError, match="no group"):
+        sample_batches([], 2, 1, seed=0)
