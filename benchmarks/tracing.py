@@ -205,7 +205,7 @@ def measure_feed(directory: Path, num_batches: int) -> dict[str, float]:
     store.rewind(0)
 
     def pack(
-        groups: tuple[TakenGroup, ...], now: PolicyVersion, forks: tuple[Fork, ...]
+        groups: tuple[TakenGroup, ...], now: PolicyVersion, forks: tuple[Fork, ...], packing: bytes
     ) -> tuple[Batch, ...]:
         return build_updates(
             groups,
@@ -250,7 +250,7 @@ def measure_steps(directory: Path, num_pairs: int) -> dict[str, Any]:
         parts.warm_up()
         state = parts.programs.init_state(initial_params(run))
         learner = Learner(
-            parts.programs, state, _ORIGIN, config.learner, told.strip, told.accounts, parts.recompute,
+            parts.programs, state, _ORIGIN, config.learner, told.strip, told.accounts, parts.annotators(None),
             lambda *_: None, lambda *_: None,
         )  # fmt: skip
         feed = Feed(

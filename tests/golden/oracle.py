@@ -42,6 +42,7 @@ class Recipe:
     reduction: str = "token"
     constant_tokens: int = 1
     kl: str = "k3"
+    kl_in: str = "loss"
     kl_coef: float = 0.0
 
 
@@ -113,7 +114,9 @@ def divergence(batch: Batch) -> dict[str, float]:
     gaps = [token.current - token.behavior for token in trained]
     products = [[token.current - token.behavior for token in sequence if token.trained] for sequence in batch]
     nonempty = [logs for logs in products if logs]
+    away = [token.current - token.reference for token in trained]
     return {
+        "reference_kl": sum(math.exp(-gap) - 1 + gap for gap in away) / len(away),
         "k3": sum(math.exp(gap) - 1 - gap for gap in gaps) / len(gaps),
         "logprob_mismatch": sum(abs(gap) for gap in gaps) / len(gaps),
         "entropy": sum(token.entropy for token in trained) / len(trained),
@@ -148,8 +151,10 @@ def _token_loss(token: Token, still: Sequence[Token], t: int, recipe: Recipe) ->
     """One token's loss as a function of its own current logprob; `still` is its sequence, unmoved."""
     fixed = still[t]
     advantage = fixed.advantage
-    if recipe.kl == "k1":
-        advantage -= recipe.kl_coef * (fixed.current - fixed.reference)
+    if recipe.kl_in == "reward":
+        for later in still[t:]:
+            if later.trained:
+                advantage -= recipe.kl_coef * _estimate(later, recipe)
     weight = _applied_weight(still, t, recipe)
     if recipe.loss == "cross_entropy":
         return -token.current
@@ -165,12 +170,12 @@ def _token_loss(token: Token, still: Sequence[Token], t: int, recipe: Recipe) ->
 
 
 def _penalty(token: Token, recipe: Recipe) -> float:
+    return recipe.kl_coef * _estimate(token, recipe) if recipe.kl_in == "loss" else 0.0
+
+
+def _estimate(token: Token, recipe: Recipe) -> float:
     gap = token.current - token.reference
-    if recipe.kl == "k2":
-        return recipe.kl_coef * gap * gap / 2
-    if recipe.kl == "k3":
-        return recipe.kl_coef * (math.exp(-gap) - 1 + gap)
-    return 0.0
+    return {"k1": gap, "k2": gap * gap / 2, "k3": math.exp(-gap) - 1 + gap}[recipe.kl]
 
 
 def _ratio(token: Token, still: Sequence[Token], t: int, recipe: Recipe) -> float:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
 
 from forebay.errors import StoreError, WeightsError
 from forebay.learner.checkpoint import Checkpointer
-from forebay.learner.checkpoint_manifest import CheckpointCursor
+from forebay.learner.checkpoint_manifest import CheckpointCursor, read_manifest, step_directory
+from forebay.learner.loop import Learner
+from forebay.learner.reference import Reference, ReferencePrograms, SavedState
+from forebay.learner.reference_settings import ReferenceSettings
 from forebay.learner.replay import replay, retrain
 from forebay.store.rules import RuleStore
 from forebay.telemetry.faults import POINTS
 from forebay.trajectory import PolicyVersion
 from tests.unit.learner import small_run
+from tests.unit.models import tiny
+from tests.unit.store.builders import FIRST
 
 STEPS = 6
+# Strong enough to bend every step.
+HELD = small_run.OBJECTIVE.model_copy(update={"kl_coef": 20.0})
 
 
 class Killed(Exception):
@@ -26,20 +34,33 @@ class Process:
     """A learner process over a store, its weights a dictionary, its checkpoints real."""
 
     def __init__(
-        self, store: RuleStore, checkpoints: Path, published: dict[PolicyVersion, str], dies: str
+        self,
+        store: RuleStore,
+        checkpoints: Path,
+        published: dict[PolicyVersion, str],
+        dies: str,
+        held_to: ReferenceSettings | None = None,
     ) -> None:
         self.store, self.published, self.dies = store, published, dies
         self.checkpointer = Checkpointer(checkpoints, durability="os")
-        restored = self.checkpointer.restore_newest(small_run.programs().abstract_state)
+        built = small_run.programs() if held_to is None else small_run.programs(HELD)
+        made_with = None if held_to is None else reference_programs(held_to)
+        template = SavedState(*built.abstract_state) if made_with is None else made_with.template
+        restored = self.checkpointer.restore_newest(template)
+        saved = restored.state if restored else None
         step = restored.cursor.version.version if restored else 0
         rewound = store.rewind(step)
         self.incarnation = rewound.incarnation
+        version = PolicyVersion(self.incarnation, step)
+        self.reference = None if made_with is None else Reference(made_with, tiny.params(), version, saved)
         self.learner = small_run.make_learner(
-            PolicyVersion(self.incarnation, step),
-            state=restored.state if restored else None,
+            version,
+            state=saved.train_state if saved else None,
             publish=self.publish,
             save=self.save,
             checkpoint_every=2,
+            built=built,
+            annotators=() if self.reference is None else (self.reference,),
         )
         self.replayed = replay(
             store,
@@ -62,7 +83,8 @@ class Process:
         self.die("published", version)
 
     def save(self, state, version: PolicyVersion) -> None:
-        self.checkpointer.save(state, CheckpointCursor(run_id="run", version=version))
+        saved = SavedState(*state) if self.reference is None else self.reference.saved_with(state)
+        self.checkpointer.save(saved, CheckpointCursor(run_id="run", version=version))
         self.die("checkpointed", version)
 
     def die(self, point: str, version: PolicyVersion) -> None:
@@ -81,10 +103,25 @@ class Process:
         self.learner.run(Dying(), STEPS, lambda: False)
 
 
-def uninterrupted() -> str:
+@functools.cache
+def reference_programs(settings: ReferenceSettings) -> ReferencePrograms:
+    made_with = ReferencePrograms(small_run.programs(HELD), settings, "float32", 1)
+    made_with.warm_up()
+    return made_with
+
+
+def new_learner(held_to: ReferenceSettings | None, **options) -> Learner:
+    if held_to is None:
+        return small_run.make_learner(**options)
+    reference = Reference(reference_programs(held_to), tiny.params(), FIRST)
+    return small_run.make_learner(built=small_run.programs(HELD), annotators=[reference], **options)
+
+
+@functools.cache
+def uninterrupted(held_to: ReferenceSettings | None = None) -> str:
     store = small_run.open_at()
     store.rewind(0)
-    learner = small_run.make_learner(publish=lambda version, params: store.publish(version, incarnation=0))
+    learner = new_learner(held_to, publish=lambda version, params: store.publish(version, incarnation=0))
     learner.run(small_run.ScriptedSource(store, 0, 0, STEPS), STEPS, lambda: False)
     return small_run.digest(learner.state)
 
@@ -113,11 +150,54 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, dies: str) -> None:
     store.close()
 
 
-def test_the_journal_replayed_from_stored_frames_gives_every_published_version(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("held_to", "dies", "origin"),
+    [
+        (ReferenceSettings(), "stepped", "source"),
+        (ReferenceSettings(update_every=2), "stepped", "policy"),
+        (ReferenceSettings(update_every=3), "checkpointed", "own"),
+        (ReferenceSettings(update_every=1, update_share=0.25), "published", "own"),
+    ],
+    ids=["frozen", "copied-at-the-checkpoint", "copied-between", "averaged"],
+)
+def test_a_resumed_run_is_held_to_the_same_reference(
+    tmp_path: Path, held_to: ReferenceSettings, dies: str, origin: str
+) -> None:
     published: dict[PolicyVersion, str] = {}
     store = small_run.open_at(tmp_path / "store")
-    Process(store, tmp_path / "checkpoints", published, "never").run()
-    again = small_run.make_learner()
+    with pytest.raises(Killed):
+        Process(store, tmp_path / "checkpoints", published, dies, held_to).run()
+    manifest = read_manifest(step_directory(tmp_path / "checkpoints", 4 if dies == "checkpointed" else 2))
+    assert held_to.origin_at(manifest.cursor.version.version) == origin
+    kept = any(record.path.startswith(".reference") for record in manifest.arrays)
+    assert kept == (origin == "own")  # and nothing is kept twice
+    store.close()
+    store = small_run.open_at(tmp_path / "store")
+    resumed = Process(store, tmp_path / "checkpoints", published, dies, held_to)
+    resumed.run()
+    assert resumed.digest() == uninterrupted(held_to)
+    store.close()
+
+
+def test_every_reference_makes_other_weights() -> None:
+    references = [
+        None,
+        ReferenceSettings(),
+        ReferenceSettings(update_every=2),
+        ReferenceSettings(update_every=3),
+        ReferenceSettings(update_every=1, update_share=0.25),
+    ]
+    assert len({uninterrupted(held_to) for held_to in references}) == len(references)
+
+
+@pytest.mark.parametrize("held_to", [None, ReferenceSettings(update_every=2)], ids=["free", "held"])
+def test_the_journal_replayed_from_stored_frames_gives_every_published_version(
+    tmp_path: Path, held_to: ReferenceSettings | None
+) -> None:
+    published: dict[PolicyVersion, str] = {}
+    store = small_run.open_at(tmp_path / "store")
+    Process(store, tmp_path / "checkpoints", published, "never", held_to).run()
+    again = new_learner(held_to)
     done = retrain(
         store.journal(),
         store.read_group,

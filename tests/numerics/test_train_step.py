@@ -14,12 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from forebay.batching.rows import TrainRows
+from forebay.batching.rows import TrainRows, map_rows
 from forebay.learner.programs import TrainPrograms
+from forebay.learner.reference import Reference, ReferencePrograms
+from forebay.learner.reference_settings import ReferenceSettings
 from forebay.learner.train_step import Accumulator, TrainState
 from forebay.models.settings import ComputeSettings, MeshSettings
 from forebay.models.sharding import make_mesh
 from forebay.objectives.inputs import LossSums
+from forebay.trajectory import PolicyVersion
 from tests.numerics import training
 from tests.unit.models import tiny
 
@@ -82,6 +85,24 @@ def test_logprobs_are_the_ones_that_are_differentiated() -> None:
         np.testing.assert_allclose(accumulator.sums.weight_sum, rows.loss_mask.sum(), rtol=1e-5)
 
 
+def test_the_references_logprobs_are_the_same_sharded_and_unpacked() -> None:
+    other = tiny.params(seed=1)
+
+    def scored(built: TrainPrograms, rows: TrainRows) -> np.ndarray:
+        held = ReferencePrograms(built, ReferenceSettings(), "float32", 1)
+        params = Reference(held, other, PolicyVersion(0, 0)).params
+        return np.asarray(built.logprobs(params, built.place(rows)))
+
+    packed = scored(training.programs(), training.ROWS)
+    sharded = scored(training.programs(training.RECOMPUTED[1]), training.ROWS)
+    np.testing.assert_allclose(sharded, packed, rtol=1e-5, atol=1e-5)
+    alone = training.programs(shapes=((1, training.WIDTH),))
+    for row, start, length in training.places():
+        got = scored(alone, training.piece(row, start, length))[0, :length]
+        np.testing.assert_allclose(got, packed[row, start : start + length], rtol=1e-5, atol=1e-5)
+    assert np.abs(packed).max() > 1.0
+
+
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_c17_token_mean_is_of_the_whole_batch(parts: int) -> None:
     """The literal losses, handed in as advantages; the gradient is that of sum(loss * logprob) / tokens."""
@@ -92,7 +113,7 @@ def test_c17_token_mean_is_of_the_whole_batch(parts: int) -> None:
     for number, row in enumerate(losses):
         advantages[number, 1 : 1 + len(row)] = row
     rows = rows._replace(loss_mask=(rows.segment_ids > 0) & (rows.positions > 0), advantages=advantages)
-    cut = [TrainRows(*arrays) for arrays in zip(*(np.split(array, parts) for array in rows), strict=True)]
+    cut = [map_rows(lambda array, part=part: np.split(array, parts)[part], rows) for part in range(parts)]
     state, accumulator, whole = built.init_state(tiny.params()), built.zeros(), built.zeros()
     for part in cut:
         accumulator = built.accumulate(
@@ -119,16 +140,7 @@ def _weighing_programs() -> TrainPrograms:
 
 def test_packed_equals_unpacked() -> None:
     alone = training.programs(shapes=((1, training.WIDTH),))
-    single = []
-    for row, lengths in enumerate(training.LENGTHS):
-        start = 0
-        for length in lengths:
-            arrays = [np.zeros((1, training.WIDTH), array.dtype) for array in training.ROWS]
-            for array, source in zip(arrays, training.ROWS, strict=True):
-                array[0, :length] = source[row, start : start + length]
-            piece = TrainRows(*arrays)
-            single.append(piece._replace(segment_ids=(piece.segment_ids > 0).astype(np.int32)))
-            start += length
+    single = [training.piece(*place) for place in training.places()]
     packed, unpacked = gradients(training.programs()), gradients(alone, single)
     assert training.relative_error(unpacked.gradients, packed.gradients) <= 1e-5
     np.testing.assert_allclose(unpacked.sums, packed.sums, rtol=1e-5, atol=1e-4)

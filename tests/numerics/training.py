@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from forebay.batching.rows import TrainRows
+from forebay.batching.rows import TrainRows, map_rows
 from forebay.learner.optimizer import OptimizerSettings
 from forebay.learner.programs import TrainPrograms
 from forebay.learner.train_step import TrainState, snapshot
 from forebay.models.settings import ComputeSettings, MeshSettings
 from forebay.models.sharding import make_mesh
 from forebay.objectives import ObjectiveSettings
-from forebay.objectives.build import build_objective
+from forebay.objectives.build import annotations_of, build_objective
 from tests.unit.models import tiny
 
 LENGTHS = [[8, 10], [24], [5, 5, 5, 5], [11, 7]]
@@ -40,8 +40,16 @@ def programs(
     shapes: tuple[tuple[int, int], ...] = ((4, WIDTH),),
 ) -> TrainPrograms:
     """Return compiled programs; one set per settings and test session."""
-    built = TrainPrograms(tiny.CONFIG, make_mesh(mesh), OPTIMIZER, build_objective(objective), compute)
-    built.warm_up(shapes, recompute=compute is COMPUTE and mesh in RECOMPUTED)
+    built = TrainPrograms(
+        tiny.CONFIG,
+        make_mesh(mesh),
+        OPTIMIZER,
+        build_objective(objective),
+        compute,
+        annotations_of(objective),
+    )
+    scored = compute is COMPUTE and mesh in RECOMPUTED
+    built.warm_up(shapes, scored_dtypes=("float32",) if scored else ())
     return built
 
 
@@ -56,6 +64,24 @@ def take_steps(
         state, accumulator, done = built.apply(state, accumulator)
         stats.append(jax.device_get(done))
     return state, stats
+
+
+def places() -> list[tuple[int, int, int]]:
+    """Return (row, first token, length) of every sequence of `ROWS`."""
+    return [
+        (row, sum(lengths[:number]), length)
+        for row, lengths in enumerate(LENGTHS)
+        for number, length in enumerate(lengths)
+    ]
+
+
+def piece(row: int, start: int, length: int) -> TrainRows:
+    """Return one sequence of `ROWS` in a row of its own."""
+    alone = map_rows(
+        lambda source: np.pad(source[row : row + 1, start : start + length], ((0, 0), (0, WIDTH - length))),
+        ROWS,
+    )
+    return alone._replace(segment_ids=(alone.segment_ids > 0).astype(np.int32))
 
 
 def batches(count: int) -> list[list[TrainRows]]:

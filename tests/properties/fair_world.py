@@ -10,10 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from forebay.clock import ManualClock
 from forebay.learner.dispatch import Dispatcher
 from forebay.learner.fairness import FairShares
 from forebay.learner.feed import Feed, JournaledBatch
+from forebay.learner.siblings import FinishedSiblings
 from forebay.staleness import BatchShares, OnStale, Shares, StalenessSettings
 from forebay.store import GroupSpec, Slot, StoreSettings, TakenGroup, open_store
 from forebay.trajectory import PolicyVersion, Task
@@ -67,7 +70,11 @@ class EventClock(ManualClock):
 
 
 class World:
-    """A learner, its store, and one actor process with a number of places."""
+    """A learner, its store, and one actor process with a number of places.
+
+    With `parts`, a task is dispatched as so many groups of one episode, each compared with finished siblings;
+    `groups` counts these parts.
+    """
 
     def __init__(
         self,
@@ -81,6 +88,7 @@ class World:
         batches: int = 30,
         updates: int = 1,
         seed: int = 0,
+        parts: int = 1,
     ) -> None:
         self.kinds = {kind.name: kind for kind in kinds}
         self.groups, self.step_s, self.num_batches, self.updates = groups, step_s, batches, updates
@@ -96,8 +104,9 @@ class World:
         )
         last = batches * updates
         self.dispatcher = Dispatcher(
-            self.store, 0, self._make_group, settings, groups, updates, last, self.fairness
+            self.store, 0, self._make_group, settings, groups, updates, last, self.fairness, parts=parts
         )
+        siblings = FinishedSiblings(1, self.store.read_group, (), 2 * groups) if parts > 1 else None
         self.feed = Feed(
             self.store,
             0,
@@ -109,6 +118,7 @@ class World:
             self.dispatcher.repeat,
             self.fairness,
             clock=self.clock,
+            siblings=siblings,
         )
         self.places = places
         self.attempts: Counter[str] = Counter()
@@ -167,10 +177,11 @@ class World:
 
     def _make_group(self, serial: int, posed: Task | str | None, min_version: PolicyVersion) -> GroupSpec:
         name = posed.environment if isinstance(posed, Task) else posed or self.shares.environment_at(serial)
-        return make_spec(
+        spec = make_spec(
             serial, environment=name, min_version=min_version, group_size=1, deadline_s=DEADLINE_S
         )
+        return msgspec.structs.replace(spec, task=posed) if isinstance(posed, Task) else spec
 
-    def _pack(self, groups: tuple[TakenGroup, ...], now: PolicyVersion, forks: Any) -> Any:
+    def _pack(self, groups: tuple[TakenGroup, ...], now: PolicyVersion, forks: Any, packing: bytes) -> Any:
         digest = " ".join(group.spec.group_id for group in groups)
         return tuple(Update(f"{digest} {update}") for update in range(self.updates))

@@ -29,7 +29,14 @@ EVERY_LOSS = {
     ),
     "token-mis": ObjectiveSettings(proximal="interpolated", correction="token_mis", tis_cap=1.2),
 }
+# These push also where nothing is won or lost.
+HELD = {
+    "kl-k1-in-reward": ObjectiveSettings(loss="ppo_clip", kl_coef=0.5, kl_estimator="k1", kl_in="reward"),
+    "kl-k3-in-loss": ObjectiveSettings(kl_coef=0.5, reduction="sequence"),
+}
+EVERYTHING = EVERY_LOSS | HELD
 ROWS, WIDTH = 6, 40
+each = pytest.mark.parametrize("chosen", EVERYTHING.values(), ids=EVERYTHING.keys())
 each_loss = pytest.mark.parametrize("chosen", EVERY_LOSS.values(), ids=EVERY_LOSS.keys())
 seeds = st.integers(0, 1000)
 lengths = st.lists(st.integers(1, 6), min_size=6, max_size=6)
@@ -55,7 +62,7 @@ def assert_close(got: Any, expected: Any) -> None:
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
 
 
-@each_loss
+@each
 @given(seed=seeds, sizes=lengths, order=st.permutations(range(6)), cuts=st.sets(st.integers(1, 5)))
 @settings(max_examples=10)
 def test_packing_order_and_padding_change_nothing(
@@ -73,7 +80,7 @@ def test_packing_order_and_padding_change_nothing(
     assert_close(sums, expected_sums)
 
 
-@each_loss
+@each
 @given(seed=seeds, sizes=lengths, parts=st.lists(st.integers(0, 2), min_size=6, max_size=6))
 @settings(max_examples=8)
 def test_micro_batches_add_up(
@@ -104,7 +111,7 @@ def test_equal_rewards_give_no_gradient(chosen: ObjectiveSettings, seed: int, si
     assert np.abs(grad).max() == 0.0
 
 
-@each_loss
+@each
 @given(seed=seeds, sizes=lengths, poison=st.sampled_from([math.inf, -math.inf, 0.0, 1e30]))
 @settings(max_examples=5)
 def test_what_is_masked_is_never_looked_at(

@@ -94,20 +94,29 @@ class StoreMachine(RuleBasedStateMachine):
     def claim_and_put(self, num: int, version: PolicyVersion) -> None:
         already = len(self.slots)
         self.claim(num, 50.0, version)
+        results = []
         for slot in self.slots[already:]:
             self.num_names += 1
-            self.puts.append((make_trajectory(slot, name=f"t{self.num_names}", version=version), slot))
-            self._put(*self.puts[-1])
+            results.append((make_trajectory(slot, name=f"t{self.num_names}", version=version), slot))
+        self.puts += results
+        self._put_many(results)
 
     @precondition(lambda self: self.puts)
     @rule(data=st.data())
     def put_again(self, data: st.DataObject) -> None:
-        self._put(*data.draw(st.sampled_from(self.puts)))
+        self._put_many(data.draw(st.lists(st.sampled_from(self.puts), min_size=1, max_size=3)))
 
     def _put(self, trajectory: Trajectory, slot: Slot) -> None:
-        receipt = self.store.put(trajectory, slot)
+        assert self.store.put(trajectory, slot) == self._expected(trajectory, slot)
+
+    def _put_many(self, results: list[tuple[Trajectory, Slot]]) -> None:
+        """Put together: the outcomes must be those of puts one after another."""
+        outcomes = self.store.put_many(results)
+        assert list(outcomes) == [self._expected(*result) for result in results]
+
+    def _expected(self, trajectory: Trajectory, slot: Slot) -> str:
         name, version = trajectory.trajectory_id, trajectory.oldest_version
-        assert receipt == self.model.put(slot, name, len(encode(trajectory)), version)
+        return self.model.put(slot, name, len(encode(trajectory)), version)
 
     @precondition(lambda self: self.slots)
     @rule(data=st.data())

@@ -44,11 +44,13 @@ class Member(NamedTuple):
         trajectory: The record.
         advantage: How much better it did than expected.
         scored: Whether it has a reward; if not, it is not trained.
+        turn_advantages: [turns] the same of each of its turns; None if they share its own.
     """
 
     trajectory: Trajectory
     advantage: float
     scored: bool
+    turn_advantages: npt.NDArray[np.float64] | None = None
 
 
 class ActionTokens(NamedTuple):

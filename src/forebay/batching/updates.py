@@ -76,7 +76,10 @@ def build_updates(
 
 def outcomes_of(group: TakenGroup) -> list[Outcome]:
     """Return what a group's members came to, in their order."""
-    return [Outcome(t.reward, t.num_action_tokens) for t in group.trajectories]
+    return [
+        Outcome(t.reward, t.num_action_tokens, tuple(step.reward for step in t.steps))
+        for t in group.trajectories
+    ]
 
 
 def split_minibatches(groups: Sequence[Part], num_minibatches: int) -> list[tuple[Part, ...]]:

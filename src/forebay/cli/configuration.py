@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.cli.completing import complete_override
+from forebay.cli.completing import complete_override, complete_run
 from forebay.config import RunConfig, load_config
 from forebay.config.changes import changes
 from forebay.config.dump import json_tree, to_toml, tree_to_toml
@@ -70,6 +70,38 @@ def schema() -> None:
         forebay config schema
     """
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+@app.command()
+def ladder(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Run directory, made by `forebay train`.", show_default=False, autocompletion=complete_run
+        ),
+    ],
+    max_programs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="Most shapes; default: as the run is configured.", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Choose batch shapes from the lengths in a run's store, as a setting to paste into the next run's file.
+
+    The largest shape stays: it is what the memory of a step allows. A run keeps the shapes that it was
+    started with. Sequences are measured whole, so they are a little longer than what is trained.
+
+    Examples:
+        forebay config ladder runs/calculator
+        forebay config ladder runs/calculator --max-programs 4
+    """
+    # Runs are compared with this module's help, so it cannot need them in turn.
+    from forebay.cli.ladder import choose_ladder, to_toml_lines
+
+    chosen = choose_ladder(run, max_programs)
+    typer.echo(json.dumps(chosen._asdict()) if as_json else "\n".join(to_toml_lines(chosen)))
 
 
 def differences(first: RunConfig, second: RunConfig) -> list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from forebay.batching.ladder import build_ladder
 from forebay.batching.packing import Bucket
@@ -17,21 +19,28 @@ from forebay.config import RunConfig
 from forebay.envs.registry import load_task_sets
 from forebay.envs.tasks import TaskStream, WeightedTasks
 from forebay.errors import WeightsError
+from forebay.learner.annotations import Annotator, ProximalLogprobs
 from forebay.learner.checkpoint import load_best
+from forebay.learner.checkpoint_manifest import CheckpointCursor
+from forebay.learner.critic import Critic
 from forebay.learner.dispatch import Dispatcher
 from forebay.learner.fairness import FairShares
+from forebay.learner.families import Posed
 from forebay.learner.feed import DynamicSampling, Feed, Packer
 from forebay.learner.programs import TrainPrograms
+from forebay.learner.reference import Reference, ReferencePrograms, SavedState
+from forebay.learner.siblings import FinishedSiblings, decode_families
 from forebay.learner.train_step import TrainState, snapshot
 from forebay.models.checkpoint_io import load_model
 from forebay.models.config import ModelConfig
 from forebay.models.hf import to_hf_tensors
 from forebay.models.params import Params, init_params
 from forebay.models.sharding import make_mesh
-from forebay.objectives.build import build_objective
+from forebay.objectives.build import annotations_of, build_objective, build_value_loss
 from forebay.objectives.dapo import has_signal
 from forebay.objectives.denominators import batch_denominator
 from forebay.objectives.settings import build_batch_advantages, shaped_rewards
+from forebay.objectives.siblings import among_siblings
 from forebay.staleness import Shares
 from forebay.store.protocol import GroupSpec, Store, TakenGroup
 from forebay.telemetry.trace import OFF, Tracer
@@ -53,16 +62,37 @@ class LearnerParts(NamedTuple):
         programs: The training programs; not yet compiled.
         pack: From groups to the batches of their updates.
         recompute: Whether the objective wants the logprobs of the policy before the first update.
+        reference: What the reference policy is made with; None if the objective wants none.
+        critic: Judges the tokens of a batch; None if the objective has none.
     """
 
     ladder: tuple[Bucket, ...]
     programs: TrainPrograms
     pack: Packer
     recompute: bool
+    reference: ReferencePrograms | None
+    critic: Critic | None
 
     def warm_up(self) -> tuple[str, ...]:
         """Compile every program; return their names."""
-        return self.programs.warm_up(self.ladder, recompute=self.recompute)
+        dtypes = {jnp.dtype(jnp.float32)} if self.recompute else set()
+        if self.reference is None:
+            return self.programs.warm_up(self.ladder, scored_dtypes=dtypes)
+        dtypes.add(self.reference.dtype)
+        return self.programs.warm_up(self.ladder, scored_dtypes=dtypes) + self.reference.warm_up()
+
+    def template(self, cursor: CheckpointCursor) -> SavedState:
+        """Return the shape of a checkpoint, by where in the run it was saved."""
+        if self.reference is None:
+            return SavedState(*self.programs.abstract_state)
+        return self.reference.template(cursor)
+
+    def annotators(self, reference: Reference | None) -> tuple[Annotator, ...]:
+        """Return what is written into a batch before its first update."""
+        proximal = ProximalLogprobs(self.programs) if self.recompute else None
+        # In this order: V-trace looks at the logprobs of the current policy.
+        wanted: tuple[Annotator | None, ...] = (proximal, reference, self.critic)
+        return tuple(annotator for annotator in wanted if annotator is not None)
 
 
 def make_parts(run: Run) -> LearnerParts:
@@ -75,9 +105,23 @@ def make_parts(run: Run) -> LearnerParts:
         config.optimizer,
         build_objective(config.objective),
         config.compute,
+        annotations_of(config.objective),
+        build_value_loss(config.objective, config.value),
+        config.value.learning_rate_scale,
     )
     pack: Packer = functools.partial(_pack, config=config, ladder=ladder)
-    return LearnerParts(ladder, programs, pack, config.objective.proximal == "recomputed")
+    reference = None
+    if config.objective.kl_coef:
+        dtype = config.reference.held_dtype(config.compute)
+        reference = ReferencePrograms(programs, config.reference, dtype, config.updates_per_batch)
+    return LearnerParts(
+        ladder,
+        programs,
+        pack,
+        recompute=config.objective.proximal == "recomputed" or config.objective.advantage == "vtrace",
+        reference=reference,
+        critic=Critic(programs, config.objective) if config.objective.has_critic else None,
+    )
 
 
 def initial_params(run: Run) -> Params:
@@ -94,7 +138,7 @@ def best_weights(run: Run) -> tuple[PolicyVersion, Tensors]:
     Raises:
         CheckpointError: None was evaluated, or the best is damaged.
     """
-    restored = load_best(run.layout.checkpoints, make_parts(run).programs.abstract_state)
+    restored = load_best(run.layout.checkpoints, make_parts(run).template)
     return restored.cursor.version, to_hf_tensors(snapshot(restored.state.params), run.model)
 
 
@@ -123,18 +167,25 @@ def make_feed(
     tracer: Tracer = OFF,
 ) -> Feed:
     """Return the source of a learner's batches; groups that came too late go back to the dispatcher."""
+    groups_per_batch = config.division.groups(config.batching)
+    siblings = None
+    if needed := config.division.siblings_needed:
+        # More than are in flight, so that none is forgotten whose siblings may still come.
+        most_families = 2 * config.staleness.batches_in_flight * config.batching.groups
+        siblings = FinishedSiblings(needed, store.read_group, store.journal(), most_families)
     return Feed(
         store,
         incarnation,
         store.stats().forks,
         pack,
         config.staleness,
-        config.batching.groups,
+        groups_per_batch,
         config.updates_per_batch,
         dispatcher.repeat,
         dispatcher.fairness,
         tracer=tracer,
         sampling=_dynamic_sampling(config),
+        siblings=siblings,
     )
 
 
@@ -144,14 +195,15 @@ def make_dispatcher(
     """Return what keeps the store filled with a run's groups."""
     stream = task_stream(config)
     longest_s = max(settings.episode_timeout_s for settings in config.environment.values())
+    division = config.division
 
-    def make_group(serial: int, posed: Task | str | None, min_version: PolicyVersion) -> GroupSpec:
+    def make_group(serial: int, posed: Posed, min_version: PolicyVersion) -> GroupSpec:
         return GroupSpec(
             group_id=f"g{serial:08d}",
             serial=serial,
             task=posed if isinstance(posed, Task) else stream.task_at(serial, posed),
-            group_size=config.batching.group_size,
-            min_group_size=config.batching.min_group_size,
+            group_size=division.size,
+            min_group_size=division.min_size,
             min_version=min_version,
             deadline_s=longest_s * _DEADLINE_EPISODES,
             member_bytes=config.member_bytes,
@@ -162,11 +214,12 @@ def make_dispatcher(
         incarnation,
         make_group,
         config.staleness,
-        config.batching.groups,
+        division.groups(config.batching),
         config.updates_per_batch,
         last_version,
         make_fairness(config, stream.shares),
         tracer=tracer,
+        parts=division.parts,
     )
 
 
@@ -176,7 +229,7 @@ def make_fairness(config: RunConfig, shares: Shares) -> FairShares | None:
         return None
     return FairShares(
         shares,
-        config.batching.groups,
+        config.division.groups(config.batching),
         patience_s=config.staleness.share_patience_s,
         # A dead environment must not outlast the patience with the whole run.
         longest_patience_s=config.learner.no_progress_s / 2,
@@ -190,7 +243,7 @@ def task_stream(config: RunConfig) -> TaskStream:
         WeightedTasks(load_task_sets(settings).train, settings.weight)
         for settings in config.environment.values()
     ]
-    return TaskStream(sources, config.run.seed)
+    return TaskStream(sources, config.run.seed, repeats=config.division.parts)
 
 
 def _dynamic_sampling(config: RunConfig) -> DynamicSampling | None:
@@ -200,10 +253,23 @@ def _dynamic_sampling(config: RunConfig) -> DynamicSampling | None:
     def signals(group: TakenGroup) -> bool:
         return has_signal(shaped_rewards(config.objective, outcomes_of(group)))
 
-    return DynamicSampling(signals, config.objective.dynamic_sampling * config.batching.groups)
+    groups_per_batch = config.division.groups(config.batching)
+    return DynamicSampling(signals, config.objective.dynamic_sampling * groups_per_batch)
 
 
-def _pack(groups: Any, now: PolicyVersion, forks: Any, *, config: RunConfig, ladder: Any) -> Any:
+def _pack(
+    groups: Sequence[TakenGroup],
+    now: PolicyVersion,
+    forks: Any,
+    packing: bytes,
+    *,
+    config: RunConfig,
+    ladder: Any,
+) -> Any:
+    advantage = build_batch_advantages(config.objective)
+    if config.division.siblings_needed:
+        names = [group.spec.group_id for group in groups]
+        advantage = among_siblings(advantage, names, list(decode_families(packing).values()))
     return build_updates(
         groups,
         now=now,
@@ -211,6 +277,6 @@ def _pack(groups: Any, now: PolicyVersion, forks: Any, *, config: RunConfig, lad
         staleness=config.staleness,
         settings=config.batching,
         ladder=ladder,
-        advantage=build_batch_advantages(config.objective),
+        advantage=advantage,
         denominator=functools.partial(batch_denominator, config.objective),
     )

@@ -18,6 +18,7 @@ from forebay.cli.learner_parts import (
     weights_digest,
 )
 from forebay.cli.learner_telemetry import LearnerTelemetry
+from forebay.cli.reference_model import make_reference
 from forebay.cli.runs import Run
 from forebay.clock import SystemClock
 from forebay.launch.placement import move_thread_to
@@ -28,6 +29,7 @@ from forebay.learner.feed import JournaledBatch
 from forebay.learner.loop import Learner
 from forebay.learner.meter import summarize_run
 from forebay.learner.publishing import Publisher
+from forebay.learner.reference import SavedState
 from forebay.learner.replay import replay
 from forebay.learner.source import WatchedSource
 from forebay.learner.train_step import TrainState, snapshot
@@ -103,13 +105,16 @@ class LearnerSession:
             # So that generators load and compile while this process does.
             self.weights.publish(PolicyVersion(0, 0), to_hf_tensors(initial, self.run.model))
         self._warm_up(initial)
-        restored = self.checkpointer.restore_newest(self.parts.programs.abstract_state)
+        restored = self.checkpointer.restore_newest(self.parts.template)
+        saved: SavedState | None = restored.state if restored else None
         step = restored.cursor.version.version if restored else 0
-        state: TrainState = restored.state if restored else self.parts.programs.init_state(initial)
         rewound = self.store.rewind(step)
         self.incarnation = rewound.incarnation
         fault_point("rewound", step)
-        self.learner = self._make_learner(state, PolicyVersion(rewound.incarnation, step))
+        version = PolicyVersion(rewound.incarnation, step)
+        self.reference = make_reference(self.run, self.parts, initial, version, saved)
+        state = saved.train_state if saved else self.parts.programs.init_state(initial)
+        self.learner = self._make_learner(state, version)
         self.compiles.mark_warm()
         self._replay(rewound)
         self.meter.restart()
@@ -180,7 +185,7 @@ class LearnerSession:
             self.config.learner,
             self.strip,
             self.telemetry.accounts,
-            self.parts.recompute,
+            self.parts.annotators(self.reference),
             self.publisher.submit,
             self._save,
         )
@@ -245,7 +250,8 @@ class LearnerSession:
 
     def _save(self, state: TrainState, version: PolicyVersion) -> None:
         cursor = CheckpointCursor(run_id=self.run.run_id, version=version)
-        self.checkpointer.save(state, cursor, metric=newest_evaluation(self.run, version.version))
+        saved = SavedState(*state) if self.reference is None else self.reference.saved_with(state)
+        self.checkpointer.save(saved, cursor, metric=newest_evaluation(self.run, version.version))
         fault_point("checkpointed", version.version)
         oldest = self.checkpointer.oldest_verified_step()
         if oldest is not None and not self.config.learner.keep_consumed:

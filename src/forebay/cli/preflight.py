@@ -114,11 +114,13 @@ def check_model_files(config: RunConfig) -> ModelConfig:
     Raises:
         ModelError: One is missing, damaged or not supported, or they do not belong together.
     """
+    from forebay.cli.reference_files import check_reference_files
     from forebay.models.checkpoint_io import check_model
 
     model, _ = resolve_model(config)
     if config.model.path is not None:
         check_model(builtin_or_path(config.model.path), model)
+    check_reference_files(config, model)
     return model
 
 
@@ -203,7 +205,8 @@ def check_disk(config: RunConfig, path: Path, model: ModelConfig) -> None:
     # A run that goes on has its files already; it needs room for the newest before the oldest goes.
     checkpoints = 1 if resumed else config.learner.keep_checkpoints + 2
     versions = 1 if resumed else config.weights.keep_versions + 1
-    state_bytes = _STATE_BYTES_PER_PARAMETER * model.num_parameters
+    moves = config.objective.kl_coef > 0 and config.reference.update_every > 0
+    state_bytes = (_STATE_BYTES_PER_PARAMETER + 4 * moves) * model.num_parameters
     weight_bytes = _WEIGHT_BYTES_PER_PARAMETER * model.num_parameters
     needed_bytes = checkpoints * state_bytes + versions * weight_bytes + _OTHER_BYTES
     free_bytes = shutil.disk_usage(existing(path)).free

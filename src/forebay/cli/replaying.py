@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from forebay.cli.learner_parts import initial_params, make_parts, published_digests, weights_digest
+from forebay.cli.reference_model import make_reference
 from forebay.cli.runs import Run
 from forebay.clock import SystemClock
 from forebay.errors import ConfigError, WeightsError
@@ -48,14 +49,15 @@ def replay_run(run: Run) -> Retrained:
         )
     parts = make_parts(run)
     parts.warm_up()
+    initial = initial_params(run)
     learner = Learner(
         parts.programs,
-        parts.programs.init_state(initial_params(run)),
+        parts.programs.init_state(initial),
         PolicyVersion(0, 0),
         run.config.learner,
         TimeStrip(SystemClock()),
         _Log(),
-        parts.recompute,
+        parts.annotators(make_reference(run, parts, initial, PolicyVersion(0, 0))),
         publish=_keep_to_oneself,
         save=_keep_to_oneself,
     )

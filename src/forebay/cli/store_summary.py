@@ -21,6 +21,7 @@ COUNTERS: Mapping[str, Mapping[str, str]] = {
         "rejected.stale": "too old to be trained",
         "rejected.no_fresh_token": "without a token that may be trained",
         "rejected.no_signal": "whose rewards were equal",
+        "rejected.no_sibling": "of one episode that no other was left to be compared with",
         "rejected.": "rejected by the learner",
         "dropped.deadline": "too few members at the deadline",
         "dropped.failed": "too few members that did not fail",

@@ -17,11 +17,15 @@ from forebay.envs.settings import EnvironmentSettings
 from forebay.errors import ConfigError, RecordError
 from forebay.generation.settings import GeneratorSettings
 from forebay.launch.settings import LaunchSettings
+from forebay.learner.division import Division, divide
 from forebay.learner.optimizer import OptimizerSettings
+from forebay.learner.reference_settings import ReferenceSettings
 from forebay.learner.settings import LearnerSettings
 from forebay.learner.supervised_settings import SupervisedSettings
 from forebay.models.settings import ComputeSettings, MeshSettings, ModelSettings
+from forebay.objectives.checks import check_group_size
 from forebay.objectives.settings import ObjectiveSettings
+from forebay.objectives.value_settings import ValueSettings
 from forebay.staleness import StalenessSettings, check_updates_per_batch
 from forebay.store.settings import StoreSettings, check_capacity
 from forebay.telemetry.settings import TelemetrySettings
@@ -68,6 +72,8 @@ class RunConfig(BaseModel):
     staleness: StalenessSettings = StalenessSettings()
     batching: BatchingSettings = BatchingSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
+    value: ValueSettings = ValueSettings()
+    reference: ReferenceSettings = ReferenceSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     compute: ComputeSettings = ComputeSettings()
     mesh: MeshSettings = MeshSettings()
@@ -99,6 +105,11 @@ class RunConfig(BaseModel):
         """Optimizer steps, and so policy versions, that one batch makes."""
         return self.batching.updates_per_batch
 
+    @property
+    def division(self) -> Division:
+        """In how many groups of the store the episodes of a task are dispatched."""
+        return divide(self.objective, self.batching)
+
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
         try:
@@ -118,16 +129,24 @@ class RunConfig(BaseModel):
         )
         check_capacity(
             self.store,
-            groups_per_batch=self.batching.groups,
+            groups_per_batch=self.division.groups(self.batching),
             batches_in_flight=self.staleness.batches_in_flight,
             member_bytes=self.member_bytes,
-            group_size=self.batching.group_size,
+            group_size=self.division.size,
             checkpoint_every=self.learner.steps
             if self.learner.keep_consumed
             else self.learner.checkpoint_every,
             checkpoints_kept=1 if self.learner.keep_consumed else self.learner.keep_checkpoints,
         )
         self.objective.check_updates_per_batch(self.updates_per_batch)
+        check_group_size(
+            self.objective,
+            group_size=self.batching.group_size,
+            min_group_size=self.batching.min_group_size,
+        )
+        self.value.check_used(self.objective.advantage, has_critic=self.objective.has_critic)
+        if self.objective.kl_coef:
+            self.reference.check_penalty(self.updates_per_batch)
         if self.generator.context > self.batching.max_length and self.batching.oversize == "error":
             raise ConfigError(
                 "an episode can grow longer than a row of the learner",

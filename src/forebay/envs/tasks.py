@@ -101,6 +101,7 @@ class TaskStream:
     Args:
         sources: Tasks by environment.
         seed: Seed of the order and of the tasks' own seeds.
+        repeats: Places in a row, of an environment's, that belong to the same task.
 
     Attributes:
         shares: The environments and their weights.
@@ -115,7 +116,7 @@ class TaskStream:
         ['t0', 't1', 't2']
     """
 
-    def __init__(self, sources: Sequence[WeightedTasks], seed: int) -> None:
+    def __init__(self, sources: Sequence[WeightedTasks], seed: int, repeats: int = 1) -> None:
         for source in sources:
             if not source.tasks or not source.weight > 0.0:
                 raise ConfigError(
@@ -131,6 +132,7 @@ class TaskStream:
             tuple(source.weight for source in sources),
         )
         self._seed = seed
+        self._repeats = repeats
         # An epoch's order is used again and again; neighbors are needed where epochs meet.
         self._order = lru_cache(maxsize=2 * len(sources))(self._shuffled)
 
@@ -149,7 +151,7 @@ class TaskStream:
             task = random.Random(f"{self._seed}:{environment}:{serial}").choice(tasks)
         else:
             tasks = self._sources[source].tasks
-            epoch, place = divmod(index, len(tasks))
+            epoch, place = divmod(index // self._repeats, len(tasks))
             task = tasks[self._order(source, epoch)[place]]
         return msgspec.structs.replace(task, seed=seed)
 

@@ -6,11 +6,14 @@ counts once per epoch.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from forebay.batching.batch import Batch
 from forebay.learner.feed import JournaledBatch
+from forebay.objectives.value_moments import ValueMoments
 from forebay.telemetry.metrics import Value
 from forebay.telemetry.percentiles import latency_values, length_values
 from forebay.telemetry.rates import mean_over_episodes
@@ -60,8 +63,10 @@ def batch_values(batch: JournaledBatch, started_s: float, step_s: float) -> dict
         **length_values("lengths.trained", [count for _, count in trained if count]),
         **length_values("lengths.accepted", [t.num_action_tokens for t in trajectories]),
         **environment_values(trajectories),
+        **fresh_values(trained),
         **{f"short_groups.{name}": count for name, count in sorted(batch.short.items())},
         **life_values(trained, started_s, step_s),
+        **critic_values(batch.updates),
     }
 
 
@@ -87,6 +92,48 @@ def life_values(trained: Iterable[TrainedTrajectory], started_s: float, step_s: 
         return {}
     means = {f"life.{place}_s": seconds / num_fresh for place, seconds in totals.items()}
     return means | {"life.training_s": step_s}
+
+
+def critic_values(updates: Iterable[Batch]) -> dict[str, Value]:
+    """Return how good the critic was before the batch's first update; nothing without one.
+
+    Args:
+        updates: As they were trained: judged by the critic, but for empty ones.
+    """
+    judged = [update.value_moments for update in updates if update.value_moments is not None]
+    if not judged:
+        return {}
+    moments = functools.reduce(ValueMoments.plus, judged)
+    return {
+        "value.mean": moments.value_mean,
+        "value.target_mean": moments.target_mean,
+        "value.explained_variance": moments.explained_variance,
+    }
+
+
+def fresh_values(trained: Iterable[TrainedTrajectory]) -> dict[str, float]:
+    """Return how much of an environment's turns is trained, and its share of that: `fresh_...ENVIRONMENT`.
+
+    Trained tokens are divided by turns, so that a rule that masks the first turns of slow episodes shows, and
+    an environment of long episodes does not seem favored.
+
+    Args:
+        trained: Trajectories with their fresh tokens.
+    """
+    tokens: Counter[str] = Counter()
+    turns: Counter[str] = Counter()
+    episodes: Counter[str] = Counter()
+    for trajectory, fresh_tokens in trained:
+        tokens[trajectory.environment] += fresh_tokens
+        turns[trajectory.environment] += len(trajectory.steps)
+        episodes[trajectory.environment] += 1
+    per_turn = {name: tokens[name] / turns[name] for name in sorted(turns) if turns[name]}
+    weighed = {name: value * episodes[name] for name, value in per_turn.items()}
+    total = sum(weighed.values())
+    shares = {f"fresh_share.{name}": value / total for name, value in weighed.items()} if total else {}
+    if len(shares) < 2:
+        shares = {}
+    return {f"fresh_tokens_per_turn.{name}": value for name, value in per_turn.items()} | shares
 
 
 def environment_values(trajectories: Sequence[Trajectory]) -> dict[str, Value]:

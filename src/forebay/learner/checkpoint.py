@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
@@ -136,11 +136,12 @@ class Checkpointer:
                 remedy="Check the disk, or save in the foreground.",
             ) from error
 
-    def restore_newest(self, template: Any) -> Restored | None:
+    def restore_newest(self, template: Any | Callable[[CheckpointCursor], Any]) -> Restored | None:
         """Restore the newest checkpoint that is whole; warn of each newer one that is not.
 
         Args:
-            template: Pytree of the arrays' shapes, dtypes and shardings, such as a fresh state.
+            template: Pytree of the arrays' shapes, dtypes and shardings, such as a fresh state; or what gives
+                one for a place in the run.
 
         Returns:
             The state on the template's devices, or None if nothing was ever saved.
@@ -232,12 +233,12 @@ class Checkpointer:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def load_best(path: Path, template: Any) -> Restored:
+def load_best(path: Path, template: Any | Callable[[CheckpointCursor], Any]) -> Restored:
     """Read the checkpoint with the highest metric; a learner may go on saving beside it.
 
     Args:
         path: The checkpoint directory.
-        template: Pytree of the arrays' shapes, dtypes and shardings.
+        template: As for `Checkpointer.restore_newest`.
 
     Raises:
         CheckpointError: None was evaluated, or the best is damaged or does not fit the template.
@@ -271,6 +272,8 @@ def _write_checkpoint(
 
 
 def _read(directory: Path, manifest: CheckpointManifest, template: Any) -> Any:
+    if callable(template):
+        template = template(manifest.cursor)
     _refuse_other_shape(directory, manifest, template)
     source = directory / STATE_FILE
     try:

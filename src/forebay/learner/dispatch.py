@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from forebay.learner.fairness import FairShares
+from forebay.learner.families import Families, Posed
 from forebay.staleness import StalenessSettings, credit_batches, dispatch_allowance
 from forebay.store.protocol import GroupSpec, Store, StoreStats
 from forebay.telemetry.trace import OFF, Tracer, member_name
 from forebay.trajectory import PolicyVersion, Task
 
-# (serial, task to repeat, or environment that poses one, or None for whose turn it is; min_version) -> group.
-GroupMaker = Callable[[int, Task | str | None, PolicyVersion], GroupSpec]
+# (serial, what is posed, min_version) -> group.
+GroupMaker = Callable[[int, Posed, PolicyVersion], GroupSpec]
 
 
 class Dispatcher:
@@ -39,6 +40,7 @@ class Dispatcher:
         fairness: How environments share the batches; None where there is but one.
         period_s: Longest time between two looks at the store.
         tracer: Records what it dispatches.
+        parts: Groups that a task is dispatched as.
 
     Attributes:
         fairness: As given; the feed decides by the same.
@@ -56,6 +58,7 @@ class Dispatcher:
         fairness: FairShares | None = None,
         period_s: float = 0.1,
         tracer: Tracer = OFF,
+        parts: int = 1,
     ) -> None:
         self._store = store
         self._incarnation = incarnation
@@ -69,6 +72,9 @@ class Dispatcher:
         self._tracer = tracer
         self._repeat: deque[Task] = deque()
         self._posed: dict[str, Task] = {}
+        self._late: Counter[str] = Counter()
+        self._families = Families(parts)
+        self._families.restore(store, by_environment=fairness is not None)
         self._wake = threading.Event()
         self._stopping = False
         self._executor = ThreadPoolExecutor(1, "dispatch")
@@ -98,10 +104,15 @@ class Dispatcher:
     def repeat(self, group_id: str) -> None:
         """Pose the task of a group again, because the group came too late to be trained.
 
-        Only tasks that this process dispatched are known; another one's come again with the next epoch.
+        Only tasks that this process dispatched are known; another one's come again with the next epoch. A
+        task of P parts is posed whole, so of the parts that an environment lost only every P-th has its task
+        posed again: as many as were lost.
         """
         task = self._posed.pop(group_id, None)
-        if task is not None:
+        if task is None:
+            return
+        self._late[task.environment] += 1
+        if self._late[task.environment] % self._families.parts == 0:
             self._repeat.append(task)
             self.wake()
 
@@ -124,15 +135,20 @@ class Dispatcher:
         )
         if not allowance:
             return 0
-        posed = [self._repeated(whose) for whose in self._turns(stats, allowance, batches_left)]
-        groups = [
-            self._make_group(stats.next_serial + i, task, stats.published) for i, task in enumerate(posed)
-        ]
+        planned = self._families.plan(
+            self._turns(stats, allowance, batches_left),
+            stats.next_serial,
+            self._repeated,
+            lambda serial, posed: self._make_group(serial, posed, stats.published),
+        )
+        groups = [one.group for one in planned]
         members = tuple(filter(self._tracer.follows, _members(groups))) if self._tracer.enabled else ()
         with self._tracer.span("store.dispatch", members=members, arguments={"groups": len(groups)}):
             accepted = self._store.dispatch(groups, incarnation=self._incarnation)
+        self._families.note(planned[:accepted])
         self._remember(groups[:accepted])
-        self._repeat.extendleft(reversed([task for task in posed[accepted:] if isinstance(task, Task)]))
+        unused = [one.began_with for one in planned[accepted:]]
+        self._repeat.extendleft(reversed([task for task in unused if isinstance(task, Task)]))
         return accepted
 
     def _num_doubtful(self, stats: StoreStats) -> int:
@@ -140,7 +156,7 @@ class Dispatcher:
         suspended = self.fairness.suspended if self.fairness is not None else ()
         return sum(stats.live_by_environment.get(name, 0) for name in suspended)
 
-    def _turns(self, stats: StoreStats, allowance: int, batches_left: int) -> Sequence[str | None]:
+    def _turns(self, stats: StoreStats, allowance: int, batches_left: int) -> list[str | None]:
         """Return whose turn each group that may be dispatched is; None if that goes without saying."""
         if self.fairness is None:
             return [None] * allowance
@@ -148,9 +164,9 @@ class Dispatcher:
         published = stats.published.version // self._updates_per_batch
         recorded = published + (stats.outstanding - live.total()) // self._groups_per_batch
         in_flight = credit_batches(self._settings, self._updates_per_batch)
-        return self.fairness.turns(recorded, published + min(in_flight, batches_left), live, allowance)
+        return [*self.fairness.turns(recorded, published + min(in_flight, batches_left), live, allowance)]
 
-    def _repeated(self, whose: str | None) -> Task | str | None:
+    def _repeated(self, whose: str | None) -> Posed:
         """Return a task to pose again of whose turn it is, if there is one."""
         for index, task in enumerate(self._repeat):
             if whose is None or task.environment == whose:

@@ -11,6 +11,7 @@ from forebay.batching.batch import Batch
 from forebay.batching.updates import updates_digest
 from forebay.clock import Clock, SystemClock
 from forebay.learner.fairness import FairShares
+from forebay.learner.siblings import FinishedSiblings
 from forebay.staleness import Choice, Fork, OutstandingGroup, StalenessSettings, choose_groups
 from forebay.store.protocol import JournalEntry, Store, TakenGroup
 from forebay.telemetry.causes import CauseClock
@@ -25,8 +26,9 @@ _TAKE_TIMEOUT_S = 0.25
 # feed itself, which packs and records; or nothing, as the batch is ready.
 Cause = Literal["episodes", "actors", "credit", "urgent", "packing", "handover"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
-# (groups, version before the first update, forks) -> one batch per optimizer update.
-Packer = Callable[[tuple[TakenGroup, ...], PolicyVersion, tuple[Fork, ...]], tuple[Batch, ...]]
+# (groups, version before the first update, forks, the journal entry's `packing`) -> one batch per optimizer
+# update.
+Packer = Callable[[tuple[TakenGroup, ...], PolicyVersion, tuple[Fork, ...], bytes], tuple[Batch, ...]]
 
 
 class DynamicSampling(NamedTuple):
@@ -78,6 +80,8 @@ class Feed:
         clock: Times the causes of waits.
         tracer: Records what it does.
         sampling: Drops groups that teach nothing and takes others; None trains what comes.
+        siblings: Compares groups of one episode with those of the same task that finished; None where the
+            members of a group are compared among themselves.
 
     Attributes:
         waits_for: What it waits for, as the end of a sentence.
@@ -98,6 +102,7 @@ class Feed:
         clock: Clock = _CLOCK,
         tracer: Tracer = OFF,
         sampling: DynamicSampling | None = None,
+        siblings: FinishedSiblings | None = None,
     ) -> None:
         self._store = store
         self._incarnation = incarnation
@@ -111,6 +116,8 @@ class Feed:
         self._num_barren = 0
         self._sampling = sampling
         self._num_dropped = 0
+        self._siblings = siblings
+        self._alone: frozenset[str] = frozenset()
         self._chosen_s = 0.0
         self.waits_for = "the first groups"
         self.causes = CauseClock(clock, "episodes", self._trace_wait)
@@ -133,7 +140,7 @@ class Feed:
             self.waits_for = describe(choice, self._num_barren, self._num_dropped)
             for group_id in choice.stale:
                 self._repeat(group_id)
-            if groups and not self._drop_without_signal(groups):
+            if groups and not self._drop_alone(groups) and not self._drop_without_signal(groups):
                 members = self._tracer.followed(_trajectory_ids(groups))
                 now_s = self._clock.monotonic_s()
                 self._tracer.slice("store.take", self._chosen_s, now_s, members=members)
@@ -146,6 +153,11 @@ class Feed:
     def _choose(self, outstanding: Sequence[OutstandingGroup], now: PolicyVersion) -> Choice:
         self._chosen_s = self._clock.monotonic_s()  # the wait before it is not the store's
         shares = self._fairness.of_batch(self._number_of(now), outstanding) if self._fairness else None
+        if self._siblings is not None:
+            outstanding, alone = self._siblings.look(outstanding, self._groups_per_batch, shares)
+            self._alone = frozenset(alone)
+            if alone:
+                return Choice(take=alone)
         choice = choose_groups(
             outstanding,
             now=now,
@@ -157,6 +169,15 @@ class Feed:
         )
         self.causes.switch(cause_of(choice, outstanding))
         return choice
+
+    def _drop_alone(self, groups: tuple[TakenGroup, ...]) -> bool:
+        """Reject groups that no sibling is left to be compared with; what they came to stays known."""
+        if self._siblings is None or not self._alone:
+            return False
+        self._siblings.add(groups)
+        for group in groups:
+            self._store.reject(group.spec.group_id, incarnation=self._incarnation, reason="no_sibling")
+        return True
 
     def _drop_without_signal(self, groups: tuple[TakenGroup, ...]) -> bool:
         """Reject what teaches nothing and put the rest back, to be taken again with others."""
@@ -187,7 +208,8 @@ class Feed:
     ) -> JournaledBatch | None:
         fault_point("taken", now.version)
         with self._tracer.span("pack", members=members):
-            updates = self._pack(groups, now, self._forks)
+            packing = b"" if self._siblings is None else self._siblings.packing(groups)
+            updates = self._pack(groups, now, self._forks, packing)
         fault_point("packed", now.version)
         if all(update.empty for update in updates):
             self._num_barren += len(groups)
@@ -203,6 +225,7 @@ class Feed:
             forks=self._forks,
             group_ids=tuple(group.spec.group_id for group in groups),
             digest=updates_digest(updates),
+            packing=packing,
         )
         with self._tracer.span("store.record", members=members, arguments={"version": entry.step}):
             self._store.record(entry, incarnation=self._incarnation)

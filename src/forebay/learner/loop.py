@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
-import msgspec
 import numpy as np
 
-from forebay.batching.batch import Batch, MicroBatch
+from forebay.batching.batch import Batch
 from forebay.errors import NonFiniteError
 from forebay.learner.accounts import Account
+from forebay.learner.annotations import Annotator
 from forebay.learner.feed import JournaledBatch
 from forebay.learner.programs import TrainPrograms
 from forebay.learner.settings import LearnerSettings
@@ -43,7 +43,7 @@ class Learner:
         settings: When to publish, save and end.
         strip: Where the time goes.
         meter: What the run measures.
-        recompute: Whether the objective wants the logprobs of the policy before the first update.
+        annotators: Write, in this order, what the objective wants to know of a batch before its first update.
         publish: Hands over a host copy of the parameters of a version.
         save: Writes a checkpoint of the state.
     """
@@ -56,7 +56,7 @@ class Learner:
         settings: LearnerSettings,
         strip: TimeStrip,
         meter: Account,
-        recompute: bool,
+        annotators: Sequence[Annotator],
         publish: Callable[[PolicyVersion, Any], None],
         save: Callable[[TrainState, PolicyVersion], None],
     ) -> None:
@@ -67,7 +67,7 @@ class Learner:
         self._settings = settings
         self._strip = strip
         self._meter = meter
-        self._recompute = recompute
+        self._annotators = tuple(annotators)
         self._batches = 0
         self._publish = publish
         self._save = save
@@ -95,10 +95,13 @@ class Learner:
         began_s = time.monotonic()
         stats = []
         with self._strip.span("computing"):
-            for update in self._with_proximal(batch.updates):
+            batch = batch._replace(updates=self._annotated(batch.updates))
+            for update in batch.updates:
                 if not update.empty:
                     stats.append(self._step(update))
         self.version = self.version._replace(version=batch.entry.step)
+        for annotator in self._annotators:
+            annotator.trained(self.state.params, self.version)
         self._batches += 1
         fault_point("stepped", batch.entry.step)
         self._meter.add(batch, self.version, stats, time.monotonic() - began_s)
@@ -129,18 +132,10 @@ class Learner:
         self.state, self._accumulator, stats = self.programs.apply(self.state, self._accumulator)
         return jax.tree.map(np.asarray, jax.device_get(stats))
 
-    def _with_proximal(self, updates: tuple[Batch, ...]) -> tuple[Batch, ...]:
-        """Compute the logprobs of the policy before the first update, where the objective asks for them."""
-        if not self._recompute:
-            return updates
-        return tuple(
-            msgspec.structs.replace(update, micro_batches=tuple(map(self._proximal_of, update.micro_batches)))
-            for update in updates
-        )
-
-    def _proximal_of(self, micro: MicroBatch) -> MicroBatch:
-        logprobs = self.programs.logprobs(self.state.params, self.programs.place(micro.rows))
-        return micro._replace(rows=micro.rows._replace(proximal_logprobs=np.asarray(logprobs)))
+    def _annotated(self, updates: tuple[Batch, ...]) -> tuple[Batch, ...]:
+        for annotator in self._annotators:
+            updates = annotator.annotate(self.state.params, updates)
+        return updates
 
     def _guard(self, stats: list[StepStats]) -> None:
         bad = any(not bool(step.finite) for step in stats)

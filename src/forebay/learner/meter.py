@@ -240,8 +240,13 @@ def _step_values(stats: Sequence[StepStats]) -> dict[str, Value]:
         *(sum(float(value) for value in values) for values in zip(*(s.sums for s in stats), strict=True))
     )
     diagnostics = dataclasses.asdict(summarize(sums))
-    diagnostics["loss"] /= len(stats)
+    for name in ("loss", "value_loss"):
+        diagnostics[name] /= len(stats)
     del diagnostics["fresh_tokens"]
+    # Without a reference or a critic, or with no distance from what they say.
+    for name in ("reference_kl", "value_loss"):
+        if diagnostics[name] == 0:
+            del diagnostics[name]
     return {
         **diagnostics,
         "grad_norm": float(stats[-1].grad_norm),

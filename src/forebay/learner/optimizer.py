@@ -6,6 +6,7 @@ The settings may be read without JAX; optax is imported where the optimizer is m
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -86,8 +87,17 @@ def make_schedule(settings: OptimizerSettings) -> optax.Schedule:
     return schedule
 
 
-def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
+def make_optimizer(
+    settings: OptimizerSettings, value_scale: float | None = None
+) -> optax.GradientTransformation:
     """Build clipping, Adam, decoupled weight decay and the schedule, in this order.
+
+    A critic's value head is clipped by itself: its errors are large at first, and would take the model's
+    share of a common norm.
+
+    Args:
+        settings: Of the optimizer.
+        value_scale: Learning rate of the value head, as a multiple of the model's; None if there is none.
 
     References:
         Kingma and Ba 2015, Adam, algorithm 1; Loshchilov and Hutter 2019, Decoupled weight decay, algorithm
@@ -98,15 +108,33 @@ def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
 
     parts = [optax.scale_by_adam(settings.beta1, settings.beta2, settings.epsilon)]
     if math.isfinite(settings.max_gradient_norm):
-        parts.insert(0, optax.clip_by_global_norm(settings.max_gradient_norm))
+        clip = optax.clip_by_global_norm(settings.max_gradient_norm)
+        apart = [optax.masked(clip, marked) for marked in (_of_model, _of_value_head)]
+        parts[:0] = [clip] if value_scale is None else apart
     if settings.weight_decay:
         parts.append(optax.add_decayed_weights(settings.weight_decay, mask=_decayed))
-    return optax.chain(*parts, optax.scale_by_learning_rate(make_schedule(settings)))
+    parts.append(optax.scale_by_learning_rate(make_schedule(settings)))
+    if value_scale is not None:
+        parts.append(optax.masked(optax.scale(value_scale), _of_value_head))
+    return optax.chain(*parts)
 
 
 def _decayed(params: dict) -> dict:
-    """Mark what weight decay applies to: everything but the norms' scales."""
-    marks: dict[str, Any] = {name: not name.endswith("_norm") for name in params if name != "layers"}
+    """Mark what weight decay applies to: everything but the norms' scales and a bias."""
+    return _marked(params, lambda name: not name.endswith(("_norm", "_bias")))
+
+
+def _of_value_head(params: dict) -> dict:
+    return _marked(params, lambda name: name.startswith("value_"))
+
+
+def _of_model(params: dict) -> dict:
+    return _marked(params, lambda name: not name.startswith("value_"))
+
+
+def _marked(params: dict, mark: Callable[[str], bool]) -> dict:
+    """Return a tree like the parameters that says of each leaf, by its name, whether it is marked."""
+    marks: dict[str, Any] = {name: mark(name) for name in params if name != "layers"}
     if "layers" in params:
-        marks["layers"] = {name: not name.endswith("_norm") for name in params["layers"]}
+        marks["layers"] = {name: mark(name) for name in params["layers"]}
     return marks

@@ -154,4 +154,4 @@ def retrain(
 def remake(entry: JournalEntry, read_group: Callable[[str], TakenGroup], pack: Packer) -> JournaledBatch:
     """Pack a batch of the journal again, from the stored frames."""
     groups = tuple(read_group(group_id) for group_id in entry.group_ids)
-    return JournaledBatch(entry, pack(groups, entry.now, entry.forks), groups)
+    return JournaledBatch(entry, pack(groups, entry.now, entry.forks, entry.packing), groups)

@@ -21,12 +21,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from forebay.batching.rows import TrainRows
 from forebay.models.config import ModelConfig
-from forebay.models.logprobs import token_logprobs
+from forebay.models.logprobs import hidden_logprobs, to_targets
 from forebay.models.params import Params
 from forebay.models.settings import ComputeSettings
 from forebay.models.sharding import ROW_AXES, SHARDED
+from forebay.models.transformer import forward
+from forebay.models.value_head import state_values
 from forebay.objectives.inputs import LossInputs, LossSums
-from forebay.objectives.surrogate import Objective
+from forebay.objectives.surrogate import Objective, ValueLoss
 from forebay.objectives.vcpo import ess_scale
 
 
@@ -64,7 +66,7 @@ class StepStats(NamedTuple):
         grad_norm: Global norm of the gradient before clipping.
         update_norm: Global norm of the change of the parameters; 0 if nothing was updated.
         learning_rate: Learning rate of this step; scaled by its effective sample size if that is asked for.
-        finite: bool. Whether loss and gradient norm were finite. If not, the state is unchanged, bit for bit.
+        finite: bool. Whether losses and gradient norm were finite; if not, the state is unchanged.
     """
 
     sums: LossSums
@@ -82,6 +84,7 @@ def add_gradients(
     *,
     config: ModelConfig,
     objective: Objective,
+    value_loss: ValueLoss | None,
     compute: ComputeSettings,
 ) -> Accumulator:
     """Add a micro-batch's gradient and sums; runs per shard, inside the `shard_map`.
@@ -93,6 +96,7 @@ def add_gradients(
         denominator: Of the whole batch, fixed before it was split into micro-batches.
         config: The model.
         objective: What is minimized; additive over rows.
+        value_loss: What is added to it for a critic, and read from the same hidden states; None without one.
         compute: Types, remat, attention and the chunk of the loss.
     """
     inputs = LossInputs(
@@ -102,29 +106,50 @@ def add_gradients(
         rows.proximal_logprobs,
         rows.segment_ids,
         rows.staleness,
-        # Rows carry no reference: the policy that acted stands for it where an objective asks for none.
-        reference_logprobs=rows.behavior_logprobs,
+        rows.reference_logprobs,
     )
 
     def loss_of(params: Params) -> tuple[Array, LossSums]:
-        logprobs, entropy = row_logprobs(params, rows, config, compute)
-        return objective(logprobs, entropy, inputs, denominator)
+        hidden = row_hidden(params, rows, config, compute)
+        logprobs, entropy = row_logprobs(params, hidden, rows, config, compute)
+        loss, sums = objective(logprobs, entropy, inputs, denominator)
+        if value_loss is None:
+            return loss, sums
+        assert rows.values is not None and rows.value_targets is not None
+        values = to_targets(state_values(params, hidden, SHARDED), rows.segment_ids)
+        added = value_loss(
+            values, rows.values, rows.value_targets, rows.loss_mask, rows.segment_ids, denominator
+        )
+        return loss + added, sums._replace(value_loss=jax.lax.stop_gradient(added))
 
     gradients, sums = jax.grad(loss_of, has_aux=True)(params)
     sums = jax.tree.map(lambda value: jax.lax.psum(value.astype(jnp.float32), ROW_AXES), sums)
     return jax.tree.map(jnp.add, accumulator, Accumulator(gradients, sums))
 
 
-def row_logprobs(
+def row_hidden(
     params: Params, rows: TrainRows, config: ModelConfig, compute: ComputeSettings
+) -> Float[Array, "B T D"]:
+    """Return the last hidden state of this shard's rows; runs inside the `shard_map`."""
+    return forward(
+        params, config, rows.tokens, rows.segment_ids, rows.positions, compute=compute, axes=SHARDED
+    )
+
+
+def row_logprobs(
+    params: Params,
+    hidden: Float[Array, "B T D"],
+    rows: TrainRows,
+    config: ModelConfig,
+    compute: ComputeSettings,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Return logprobs and entropy [B, T] of this shard's rows; runs inside the `shard_map`."""
-    return token_logprobs(
+    return hidden_logprobs(
         params,
         config,
+        hidden,
         rows.tokens,
         rows.segment_ids,
-        rows.positions,
         rows.temperature,
         compute=compute,
         axes=SHARDED,
@@ -158,7 +183,7 @@ def apply_gradients(
     """
     gradients, sums = accumulator
     grad_norm = optax.tree.norm(gradients)
-    finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums.loss)
+    finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums.loss + sums.value_loss)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     learning_rate = jnp.asarray(schedule(state.step), jnp.float32)
     if ess_scaling:

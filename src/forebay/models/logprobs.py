@@ -48,9 +48,37 @@ def token_logprobs(
         entropy: [B, T] float32, nats, of the distribution that the token was drawn from.
     """
     hidden = forward(params, config, tokens, segment_ids, positions, compute=compute, axes=axes)
+    return hidden_logprobs(
+        params, config, hidden, tokens, segment_ids, temperature, compute=compute, axes=axes
+    )
+
+
+def hidden_logprobs(
+    params: Params,
+    config: ModelConfig,
+    hidden: Float[Array, "B T D"],
+    tokens: Int[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    temperature: Float[Array, "B T"],
+    *,
+    compute: ComputeSettings = ComputeSettings(),
+    axes: Axes = UNSHARDED,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Return what `token_logprobs` does, of hidden states that something else is read from too.
+
+    Args:
+        params: Parameter tree with stacked blocks; inside a `shard_map`, the local shards.
+        config: The model.
+        hidden: [B, T, D], from `forward`.
+        tokens: [B, T] int32.
+        segment_ids: [B, T] int32, 0 = padding.
+        temperature: [B, T] float32, the temperature that the token was sampled with; <= 0 counts as 1.
+        compute: The chunk of the loss.
+        axes: Mesh axes this runs under.
+    """
     table = output_table(params, hidden.dtype, axes)
     next_temperature = _next(jnp.where(temperature > 0, temperature, 1.0))
-    scores = _chunked_scores(
+    logprobs, entropy = _chunked_scores(
         hidden.reshape(-1, hidden.shape[-1]),
         _next(tokens).reshape(-1),
         next_temperature.reshape(-1),
@@ -59,11 +87,23 @@ def token_logprobs(
         compute.loss_chunk_tokens,
         axes,
     )
-    targets = is_target(segment_ids)
-    logprobs, entropy = (
-        jnp.where(targets, jnp.roll(score.reshape(tokens.shape), 1, axis=1), 0.0) for score in scores
+    return (
+        to_targets(logprobs.reshape(tokens.shape), segment_ids),
+        to_targets(entropy.reshape(tokens.shape), segment_ids),
     )
-    return logprobs, entropy
+
+
+def to_targets(of_states: Float[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """Give each token what was computed at the position before it, from which it was predicted.
+
+    Args:
+        of_states: [B, T], by position.
+        segment_ids: [B, T] int32, 0 = padding.
+
+    Returns:
+        [B, T]; 0 where nothing predicts the token.
+    """
+    return jnp.where(is_target(segment_ids), jnp.roll(of_states, 1, axis=1), 0.0)
 
 
 def is_target(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B T"]:

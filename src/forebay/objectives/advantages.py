@@ -27,12 +27,17 @@ class GroupAdvantages:
         scored: [G] bool; False where the reward is missing or not finite: mask the member's tokens.
         zero_spread: True if there are scores and all compare equal: every advantage is exactly 0.
         reward_mean: Mean over the scored members; NaN if there is none.
+        turn_advantages: Per member, [T] float64 for the T turns of its episode; None if they share its own.
+        turn_rewards: Per member, [T] float64, what a critic credits its tokens with, None without a score;
+            None for the group if its advantages are final.
     """
 
     advantages: npt.NDArray[np.float64]
     scored: npt.NDArray[np.bool_]
     zero_spread: bool
     reward_mean: float
+    turn_advantages: tuple[npt.NDArray[np.float64], ...] | None = None
+    turn_rewards: tuple[npt.NDArray[np.float64] | None, ...] | None = None
 
 
 class Outcome(NamedTuple):
@@ -41,10 +46,12 @@ class Outcome(NamedTuple):
     Attributes:
         reward: Its score; None if it has none.
         num_tokens: Tokens that the policy sampled in it.
+        rewards_by_turn: What the environment gave for each of its turns; None where it gave nothing.
     """
 
     reward: float | None
     num_tokens: int
+    rewards_by_turn: tuple[float | None, ...] = ()
 
 
 AdvantageEstimator = Callable[[Rewards], GroupAdvantages]

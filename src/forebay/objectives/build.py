@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from forebay.objectives.cispo import cispo
 from forebay.objectives.corrections import (
@@ -43,11 +43,14 @@ from forebay.objectives.surrogate import (
     Reduction,
     Rejection,
     Surrogate,
+    ValueLoss,
     per_token,
     select_tokens,
 )
 from forebay.objectives.topr import topr
 from forebay.objectives.turn_ppo import turn_log_ratio
+from forebay.objectives.value_loss import value_errors
+from forebay.objectives.value_settings import ValueSettings
 
 _LEVELS: dict[str, RatioLevel] = {
     "token": per_token,
@@ -85,12 +88,11 @@ _REDUCTIONS: dict[str, Reduction] = {
 }
 
 
-def build_objective(settings: ObjectiveSettings, reference: ReferencePenalty | None = None) -> Objective:
+def build_objective(settings: ObjectiveSettings) -> Objective:
     """Return the pure function that the train step differentiates.
 
     Args:
         settings: Which ideas to combine, and their constants.
-        reference: Holds the policy to the reference whose logprobs are in the inputs; None leaves it free.
 
     Returns:
         `(logprobs, entropy, inputs, denominator) -> (loss, sums)`: logprobs and entropy [B, T] float32
@@ -109,6 +111,7 @@ def build_objective(settings: ObjectiveSettings, reference: ReferencePenalty | N
     """
     surrogate, rejections = _SURROGATES[settings.loss](settings), _rejections(settings)
     reduction = _REDUCTIONS[settings.reduction]
+    penalty = _penalty(settings)
 
     def objective(
         logprobs: Float[Array, "B T"],
@@ -119,20 +122,67 @@ def build_objective(settings: ObjectiveSettings, reference: ReferencePenalty | N
         same_shape(logprobs=logprobs, entropy=entropy)
         if settings.loss == "cross_entropy":
             inputs = inputs._replace(behavior_logprobs=logprobs)
+        if penalty is None:
+            inputs = inputs._replace(reference_logprobs=None)
         tokens, missing = select_tokens(logprobs, inputs, proximal=settings.proximal)
         entropy = jnp.where(tokens.mask, entropy, 0.0)
-        if reference is not None:
-            tokens = penalized_tokens(reference, tokens, inputs)
+        if penalty is not None:
+            tokens = penalized_tokens(penalty, tokens)
         terms = surrogate(tokens)
         kept = _keep(tokens, rejections)
         losses = terms.loss if settings.entropy_coef == 0 else terms.loss - settings.entropy_coef * entropy
-        if reference is not None:
-            losses = losses + penalty_losses(reference, tokens, inputs)
-        loss = reduction(losses, kept, tokens) / jnp.maximum(denominator, 1.0)
+        if penalty is not None:
+            losses = losses + penalty_losses(penalty, tokens)
+        loss = reduction(losses, kept, tokens.mask, tokens.segment_ids) / jnp.maximum(denominator, 1.0)
         sums = measure(loss, tokens, terms, kept, missing, entropy)
         return loss, jax.lax.stop_gradient(sums)
 
     return objective
+
+
+def annotations_of(settings: ObjectiveSettings) -> frozenset[str]:
+    """Return which inputs an objective and its critic need beyond those that every batch has."""
+    judged = ("values", "value_targets") if settings.has_critic else ()
+    return frozenset(judged + (("reference_logprobs",) if settings.kl_coef else ()))
+
+
+def build_value_loss(settings: ObjectiveSettings, value: ValueSettings) -> ValueLoss | None:
+    """Return what the critic of an objective is trained by, weighted as it is added to the loss; or None.
+
+    Every fresh token counts, also one that a rejection keeps the policy from learning from. The sum is
+    divided by what the policy's is.
+
+    Args:
+        settings: The objective; `advantage` and `reduction` matter.
+        value: The critic's own settings.
+
+    Returns:
+        A function of values, values before the update and their targets, [B, T] float32, not looked at
+        outside the fresh tokens; of those, [B, T] bool; of segment ids, [B, T] int32; of the denominator.
+    """
+    if not settings.has_critic:
+        return None
+    reduction = _REDUCTIONS[settings.reduction]
+
+    def value_loss(
+        values: Float[Array, "B T"],
+        old_values: Float[Array, "B T"],
+        targets: Float[Array, "B T"],
+        mask: Bool[Array, "B T"],
+        segment_ids: Int[Array, "B T"],
+        denominator: Float[Array, ""],
+    ) -> Float[Array, ""]:
+        selected = (jnp.where(mask, array, 0.0) for array in (values, old_values, targets))
+        losses = value_errors(*selected, clip=value.clip, huber=value.huber)
+        return value.coef * reduction(losses, mask, mask, segment_ids) / jnp.maximum(denominator, 1.0)
+
+    return value_loss
+
+
+def _penalty(settings: ObjectiveSettings) -> ReferencePenalty | None:
+    if settings.kl_coef == 0:
+        return None
+    return ReferencePenalty(settings.kl_coef, settings.kl_estimator, settings.kl_in)
 
 
 def _clip(settings: ObjectiveSettings) -> dict[str, Any]:

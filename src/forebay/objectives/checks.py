@@ -25,7 +25,10 @@ def check_objective(settings: ObjectiveSettings) -> None:
     _check_constant(settings)
     _check_loss(settings)
     _check_advantage(settings)
+    _check_critic(settings)
+    _check_unused(settings)
     _check_overlong(settings)
+    _check_reference(settings)
 
 
 def _check_constant(settings: ObjectiveSettings) -> None:
@@ -78,6 +81,81 @@ def _check_advantage(settings: ObjectiveSettings) -> None:
         )
 
 
+def _check_critic(settings: ObjectiveSettings) -> None:
+    if not settings.has_critic:
+        return
+    if settings.loss == "cross_entropy":
+        raise ConfigError(
+            f'advantage = "{settings.advantage}" trains a critic, but cross_entropy looks at no advantage',
+            got="loss cross_entropy",
+            remedy="Choose another loss, or remove advantage.",
+        )
+    if settings.dynamic_sampling:
+        raise ConfigError(
+            "dynamic_sampling drops groups of equal rewards, but with a critic they teach too",
+            got=f'advantage = "{settings.advantage}"',
+            remedy="Set dynamic_sampling = 0, or choose a baseline of the group.",
+        )
+    if settings.siblings != "all":
+        raise ConfigError(
+            f'siblings = "{settings.siblings}" says who is compared with whom, but a critic compares nobody',
+            got=f'advantage = "{settings.advantage}"',
+            remedy='Set siblings = "all"; with batching.group_size = 1 no episode waits for another.',
+        )
+    if settings.advantage == "vtrace" and settings.vtrace_c_cap > settings.vtrace_rho_cap:
+        raise ConfigError(
+            "V-trace carries nothing back that it would not count itself: c_cap may not exceed rho_cap",
+            got=f"vtrace_c_cap {settings.vtrace_c_cap:g}",
+            limit=f"vtrace_rho_cap {settings.vtrace_rho_cap:g}",
+            remedy="Lower objective.vtrace_c_cap, or raise objective.vtrace_rho_cap.",
+        )
+
+
+def _check_unused(settings: ObjectiveSettings) -> None:
+    critic = ("gae", "vtrace")
+    for name, default, users in (
+        ("gamma", 1.0, (*critic, "turn_return")),
+        ("gae_lambda", 1.0, critic),
+        ("bootstrap_truncated", True, critic),
+        ("vtrace_rho_cap", 1.0, ("vtrace",)),
+        ("vtrace_c_cap", 1.0, ("vtrace",)),
+    ):
+        if getattr(settings, name) != default and settings.advantage not in users:
+            raise ConfigError(
+                f"{name} = {getattr(settings, name)!r} is unused: only advantage = {_either(users)} looks at"
+                " it",
+                got=f'advantage = "{settings.advantage}"',
+                remedy=f"Set advantage = {_either(users)}, or remove {name}.",
+            )
+
+
+def check_group_size(settings: ObjectiveSettings, *, group_size: int, min_group_size: int) -> None:
+    """Refuse groups too small for the objective: what is compared within a group needs two members.
+
+    Args:
+        settings: The objective.
+        group_size: Trajectories of a group.
+        min_group_size: Members that suffice once a group's deadline has passed.
+
+    Raises:
+        ConfigError: One member would be compared with nobody, so that every advantage is 0.
+    """
+    if settings.has_critic or settings.advantage == "none":
+        return
+    for name, size in (("group_size", group_size), ("min_group_size", min_group_size)):
+        if size < 2:
+            raise ConfigError(
+                f'advantage = "{settings.advantage}" compares the members of a group: one has no baseline',
+                got=f"batching.{name}={size}",
+                limit="2",
+                remedy=f'Raise batching.{name}, or set objective.advantage = "gae" (preset ppo-critic).',
+            )
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return " or ".join(f'"{name}"' for name in names)
+
+
 def _check_overlong(settings: ObjectiveSettings) -> None:
     longest, cache = settings.overlong_tokens, settings.overlong_cache_tokens
     if (longest is None) != (cache is None):
@@ -92,4 +170,21 @@ def _check_overlong(settings: ObjectiveSettings) -> None:
             got=f"overlong_cache_tokens {cache}",
             limit=f"overlong_tokens {longest}",
             remedy="Lower objective.overlong_cache_tokens.",
+        )
+
+
+def _check_reference(settings: ObjectiveSettings) -> None:
+    if settings.kl_coef == 0:
+        return
+    if settings.kl_estimator == "k1" and settings.kl_in == "loss":
+        raise ConfigError(
+            'kl_estimator = "k1" in the loss holds the policy to nothing: its expected gradient is 0',
+            got='kl_in = "loss"',
+            remedy='Set objective.kl_in = "reward", or kl_estimator = "k2" or "k3".',
+        )
+    if settings.kl_in == "reward" and settings.loss == "cross_entropy":
+        raise ConfigError(
+            'kl_in = "reward" changes advantages, which cross_entropy does not look at',
+            got="loss cross_entropy",
+            remedy='Set objective.kl_in = "loss", or choose another loss.',
         )

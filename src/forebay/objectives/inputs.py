@@ -35,11 +35,11 @@ class LossInputs(NamedTuple):
         segment_ids: [B, T] int32. 0 at padding; the sequences packed in a row are numbered 1..n.
         staleness: [B, T] int32. Versions between the sampling of the token and this update. Ignored unless
             the objective's `proximal` setting is "interpolated".
-        reference_logprobs: [B, T] float32, nats. Logprob under a reference policy. Ignored unless the
-            objective was built with a penalty against one.
+        reference_logprobs: [B, T] float32, nats. Logprob under the reference policy. Ignored unless the
+            objective's `kl_coef` is above 0.
 
-    The last two may be None where nothing asks for them. The train step always passes arrays, so that what
-    it is called with never changes and the first use of one compiles nothing.
+    The last two may be None where the settings of the objective do not ask for them. The settings alone
+    decide it, so that what a compiled step is called with never changes, and no first use compiles anything.
     """
 
     loss_mask: Array
@@ -78,6 +78,8 @@ class LossSums(NamedTuple):
         log_geometric_sum: Sum over sequences of the log of the geometric mean of the same, nats.
         sequence_weight_sum: Sum over sequences of the product of off-policy ratios, clamped.
         sequence_weight_sq_sum: Sum of their squares.
+        reference_k3_sum: Sum of the k3 estimate of KL(current || reference), nats; 0 without a penalty.
+        value_loss: Contribution to the batch's value loss, weighted and divided likewise; 0 without a critic.
     """
 
     loss: Array
@@ -101,6 +103,8 @@ class LossSums(NamedTuple):
     log_geometric_sum: Array
     sequence_weight_sum: Array
     sequence_weight_sq_sum: Array
+    reference_k3_sum: Array
+    value_loss: Array
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,6 +133,8 @@ class Diagnostics:
         entropy: Mean entropy per fresh token, nats.
         log_ratio_product: Mean over sequences of the log of the product of ratios, nats.
         geometric_ratio: Geometric mean of the off-policy ratio, sequences weighing the same.
+        reference_kl: Estimate (k3) of KL(current || reference) per token, nats; 0 without a penalty.
+        value_loss: The batch's value loss, as it is added to the other; 0 without a critic.
     """
 
     loss: float
@@ -151,6 +157,8 @@ class Diagnostics:
     entropy: float
     log_ratio_product: float
     geometric_ratio: float
+    reference_kl: float
+    value_loss: float
 
 
 def summarize(sums: LossSums) -> Diagnostics:
@@ -188,6 +196,8 @@ def summarize(sums: LossSums) -> Diagnostics:
         entropy=_share(s.entropy_sum, s.tokens),
         log_ratio_product=_share(s.log_product_sum, s.sequences),
         geometric_ratio=math.exp(_share(s.log_geometric_sum, s.sequences)),
+        reference_kl=_share(s.reference_k3_sum, s.tokens),
+        value_loss=s.value_loss,
     )
 
 

@@ -1,26 +1,29 @@
 """How far the policy is from a reference policy, estimated from the sampled tokens. Legend: B rows, T tokens.
 
 Each takes the log-ratio `l = log(policy / reference)` of tokens that the policy sampled, and is averaged over
-them. They differ by what their gradient does when they are part of a loss:
+them. They differ by what their gradient does:
 
-- k1: right on average as a value, but its expected gradient is 0. It belongs into the reward, as
-  `kl_in_reward` puts it, where the gradient of the penalized objective comes out right.
-- k2: its gradient is that of KL(policy || reference) on fresh data.
-- k3: the smallest variance as a value, never negative; its gradient is that of the other direction,
-  KL(reference || policy).
+- k1: right on average as a value, but in a loss its expected gradient is 0. It belongs into the reward, where
+  the gradient is that of KL(policy || reference) over whole sequences.
+- k2: in a loss its gradient is that of KL(policy || reference) of the next token, on fresh data.
+- k3: the smallest variance as a value, never negative; in a loss its gradient is that of the other direction,
+  KL(reference || policy), of the next token.
+
+In a reward, k2 and k3 are penalties of their own: their gradient is not that of a divergence.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from forebay.errors import RecordError
-from forebay.objectives.inputs import LossInputs
 from forebay.objectives.ratios import log_ratio
+from forebay.objectives.shapes import same_shape
 from forebay.objectives.surrogate import PolicyTokens
 
 
@@ -29,11 +32,13 @@ class ReferencePenalty(NamedTuple):
 
     Attributes:
         coefficient: Loss, or reward, per nat.
-        estimator: k2 and k3 are added to the loss, k1 is taken off the advantages.
+        estimator: What the divergence is estimated by.
+        placement: Whether the estimate is added to the loss or taken off the reward.
     """
 
     coefficient: float
     estimator: Literal["k1", "k2", "k3"] = "k3"
+    placement: Literal["loss", "reward"] = "loss"
 
 
 def k1(logprobs: Float[Array, "B T"], reference_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
@@ -89,17 +94,23 @@ def k3(logprobs: Float[Array, "B T"], reference_logprobs: Float[Array, "B T"]) -
 
 def kl_in_reward(
     advantages: Float[Array, "B T"],
-    logprobs: Float[Array, "B T"],
-    reference_logprobs: Float[Array, "B T"],
+    divergences: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
     *,
     coefficient: float,
 ) -> Float[Array, "B T"]:
-    """Take each token's k1 off its advantage: `A - coefficient * k1`.
+    """Take the divergence of a token and of all later ones in its sequence off the token's advantage.
+
+    `A_t - coefficient * sum_(s >= t) kl_s`: what a token leads to is its doing too. With k1 the policy
+    gradient then is that of the expected reward less `coefficient` times KL(policy || reference) over whole
+    sequences.
 
     Args:
         advantages: [B, T] float32.
-        logprobs: [B, T] float32, nats, under the policy being trained.
-        reference_logprobs: [B, T] float32, nats, under the reference.
+        divergences: [B, T] float32, nats, an estimate per token; not looked at outside the mask.
+        mask: [B, T] bool, fresh tokens.
+        segment_ids: [B, T] int32; 0 at padding, sequences of a row numbered 1..n.
         coefficient: Reward per nat.
 
     Returns:
@@ -107,52 +118,67 @@ def kl_in_reward(
 
     References:
         Shah et al. 2025, A Comedy of Estimators: On KL Regularization in RL Training of LLMs,
-        https://arxiv.org/abs/2512.21852.
+        https://arxiv.org/abs/2512.21852; Hu et al. 2025, REINFORCE++, https://arxiv.org/abs/2501.03262.
     """
-    return advantages - coefficient * jax.lax.stop_gradient(k1(logprobs, reference_logprobs))
+    same_shape(advantages=advantages, divergences=divergences, mask=mask, segment_ids=segment_ids)
+    to_go = _sums_to_go(jnp.where(mask, divergences, 0.0), segment_ids)
+    return jax.lax.stop_gradient(advantages - coefficient * to_go)
 
 
-def penalized_tokens(penalty: ReferencePenalty, tokens: PolicyTokens, inputs: LossInputs) -> PolicyTokens:
+def penalized_tokens(penalty: ReferencePenalty, tokens: PolicyTokens) -> PolicyTokens:
     """Return the tokens as the surrogate sees them: a penalty that belongs into the reward is in it.
 
     Args:
-        penalty: Which estimator, and its coefficient.
+        penalty: Which estimator, where it goes, and its coefficient.
         tokens: The batch's tokens.
-        inputs: Holds the reference's logprobs.
 
     Raises:
-        RecordError: The inputs have none.
+        RecordError: They have no logprobs of a reference.
     """
-    if penalty.estimator != "k1":
+    if penalty.placement == "loss":
         return tokens
-    reference = _reference_logprobs(tokens, inputs)
-    return tokens._replace(
-        advantages=kl_in_reward(
-            tokens.advantages, tokens.logprobs, reference, coefficient=penalty.coefficient
-        )
+    advantages = kl_in_reward(
+        tokens.advantages,
+        _divergences(penalty, tokens),
+        tokens.mask,
+        tokens.segment_ids,
+        coefficient=penalty.coefficient,
     )
+    return tokens._replace(advantages=advantages)
 
 
-def penalty_losses(
-    penalty: ReferencePenalty, tokens: PolicyTokens, inputs: LossInputs
-) -> Float[Array, "B T"]:
+def penalty_losses(penalty: ReferencePenalty, tokens: PolicyTokens) -> Float[Array, "B T"]:
     """Return what a penalty adds to each token's loss; 0 if it is in the reward.
 
     Args:
-        penalty: Which estimator, and its coefficient.
+        penalty: Which estimator, where it goes, and its coefficient.
         tokens: The batch's tokens.
-        inputs: Holds the reference's logprobs.
 
     Raises:
-        RecordError: The inputs have none.
+        RecordError: They have no logprobs of a reference.
     """
-    if penalty.estimator == "k1":
+    if penalty.placement == "reward":
         return jnp.zeros_like(tokens.logprobs)
-    estimate = {"k2": k2, "k3": k3}[penalty.estimator]
-    return penalty.coefficient * estimate(tokens.logprobs, _reference_logprobs(tokens, inputs))
+    return penalty.coefficient * _divergences(penalty, tokens)
 
 
-def _reference_logprobs(tokens: PolicyTokens, inputs: LossInputs) -> Float[Array, "B T"]:
-    if inputs.reference_logprobs is None:
+_ESTIMATORS: dict[str, Callable[[Array, Array], Array]] = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def _divergences(penalty: ReferencePenalty, tokens: PolicyTokens) -> Float[Array, "B T"]:
+    if tokens.reference_logprobs is None:
         raise RecordError("reference_missing", "a penalty against a reference policy needs its logprobs")
-    return jax.lax.stop_gradient(jnp.where(tokens.mask, inputs.reference_logprobs, 0.0))
+    reference = jax.lax.stop_gradient(tokens.reference_logprobs)
+    return _ESTIMATORS[penalty.estimator](tokens.logprobs, reference)
+
+
+def _sums_to_go(values: Float[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """Sum each token's value and the later ones of its segment; what else lies in the row plays no part."""
+
+    def join(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
+        # Scanned from the end: a part that ends its segment takes nothing over from what lies behind it.
+        return jnp.where(earlier[1], earlier[0], later[0] + earlier[0]), later[1] | earlier[1]
+
+    next_ids = jnp.pad(segment_ids[:, 1:], ((0, 0), (0, 1)))
+    ends = segment_ids != next_ids
+    return jax.lax.associative_scan(join, (values, ends), reverse=True, axis=1)[0]

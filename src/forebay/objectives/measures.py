@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from forebay.objectives.inputs import LossSums
+from forebay.objectives.kl import k3
 from forebay.objectives.ratios import (
     LOG_RATIO_LIMIT_NATS,
     geometric_log_ratio,
@@ -67,15 +68,26 @@ def measure(
         log_geometric_sum=jnp.sum(geometric_log_ratio(off_policy, mask, tokens.segment_ids)),
         sequence_weight_sum=jnp.sum(sequence_weight),
         sequence_weight_sq_sum=jnp.sum(sequence_weight**2),
+        reference_k3_sum=_reference_k3_sum(tokens),
+        value_loss=jnp.zeros((), jnp.float32),
     )
 
 
+def _reference_k3_sum(tokens: PolicyTokens) -> Float[Array, ""]:
+    if tokens.reference_logprobs is None:
+        return jnp.zeros((), jnp.float32)
+    return _total(k3(tokens.logprobs, tokens.reference_logprobs), tokens.mask)
+
+
 def _any_clamped(tokens: PolicyTokens) -> Bool[Array, "B T"]:
-    return (
+    clamped = (
         is_clamped(tokens.logprobs, tokens.behavior_logprobs)
         | is_clamped(tokens.proximal_logprobs, tokens.behavior_logprobs)
         | is_clamped(tokens.logprobs, tokens.proximal_logprobs)
     )
+    if tokens.reference_logprobs is None:
+        return clamped
+    return clamped | is_clamped(tokens.logprobs, tokens.reference_logprobs)
 
 
 def _any_product_clamped(tokens: PolicyTokens) -> Bool[Array, "B S"]:

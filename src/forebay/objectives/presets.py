@@ -13,7 +13,18 @@ from typing import Any, Literal, NamedTuple
 from forebay.errors import ConfigError
 
 PresetName = Literal[
-    "grpo", "dr_grpo", "dapo", "gspo", "cispo", "areal", "dppo", "topr", "reinforce++", "rloo"
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "areal",
+    "dppo",
+    "topr",
+    "reinforce++",
+    "rloo",
+    "ppo-critic",
+    "impala",
 ]
 
 
@@ -39,11 +50,14 @@ class Preset(NamedTuple):
 _NO_REJECTION = {"geometric_low": 0.0, "geometric_high": math.inf}
 _PPO_BOUNDS = {"clip_low": 0.2, "clip_high": 0.2}
 _PPO = {"loss": "ppo_clip", "ratio": "token"}
+# How a paper measures the distance from its reference policy; none is held to one unless `kl_coef` is set.
+_K1_IN_REWARD = {"kl_estimator": "k1", "kl_in": "reward"}
+_K3_IN_LOSS = {"kl_estimator": "k3", "kl_in": "loss"}
 
 PRESETS: dict[str, Preset] = {
     "grpo": Preset(
         {**_PPO, "advantage": "group_mean_std", "reduction": "sequence"},
-        {**_PPO_BOUNDS, **_NO_REJECTION},
+        {**_PPO_BOUNDS, **_K3_IN_LOSS, **_NO_REJECTION},
         "https://arxiv.org/abs/2402.03300",
     ),
     "dr_grpo": Preset(
@@ -103,13 +117,38 @@ PRESETS: dict[str, Preset] = {
     ),
     "reinforce++": Preset(
         {**_PPO, "normalize_advantages": True},
-        {**_PPO_BOUNDS, "advantage": "none", "reduction": "token", **_NO_REJECTION},
+        {**_PPO_BOUNDS, "advantage": "none", "reduction": "token", **_K1_IN_REWARD, **_NO_REJECTION},
         "https://arxiv.org/abs/2501.03262",
     ),
     "rloo": Preset(
         {"loss": "reinforce", "advantage": "leave_one_out"},
-        {"reduction": "constant", "constant_tokens": 1, **_NO_REJECTION},
+        {"reduction": "constant", "constant_tokens": 1, **_K1_IN_REWARD, **_NO_REJECTION},
         "https://arxiv.org/abs/2402.14740",
+    ),
+    "ppo-critic": Preset(
+        {**_PPO, "advantage": "gae"},
+        {
+            **_PPO_BOUNDS,
+            "gamma": 1.0,
+            "gae_lambda": 1.0,
+            "normalize_advantages": True,
+            "reduction": "token",
+            **_NO_REJECTION,
+        },
+        "https://arxiv.org/abs/1707.06347",
+    ),
+    "impala": Preset(
+        {"loss": "reinforce", "correction": "token_tis", "advantage": "vtrace"},
+        {
+            "tis_cap": 1.0,
+            "vtrace_rho_cap": 1.0,
+            "vtrace_c_cap": 1.0,
+            "gamma": 1.0,
+            "gae_lambda": 1.0,
+            "reduction": "token",
+            **_NO_REJECTION,
+        },
+        "https://arxiv.org/abs/1802.01561",
     ),
 }
 

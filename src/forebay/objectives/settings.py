@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from forebay.errors import ConfigError
@@ -23,6 +25,11 @@ from forebay.objectives.checks import check_objective
 from forebay.objectives.dapo import overlong_penalty
 from forebay.objectives.presets import PresetName, expand
 from forebay.objectives.reinforce_plus_plus import normalize_over_batch
+from forebay.objectives.turn_credit import left_to_a_critic, turn_returns, turn_rewards
+
+AdvantageName = Literal[
+    "group_mean", "group_mean_std", "leave_one_out", "turn_return", "gae", "vtrace", "none"
+]
 
 
 class ObjectiveSettings(BaseModel):
@@ -96,6 +103,23 @@ class ObjectiveSettings(BaseModel):
     entropy_coef: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="Weight of the entropy bonus, loss per nat."
     )
+    kl_coef: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Weight of the divergence from the reference policy (see [reference]), per nat; 0: there"
+        " is none, and it costs nothing.",
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(
+        "k3",
+        description="Estimate of that divergence from a sampled token: k1 the log-ratio, k2 half its square,"
+        " k3 GRPO's; see the page on objectives.",
+    )
+    kl_in: Literal["loss", "reward"] = Field(
+        "loss",
+        description="loss adds the estimate to each token's loss (k2, k3); reward takes it off the rewards,"
+        " so that a token answers for its own and for all later ones of its sequence.",
+    )
     reduction: Literal["token", "sequence", "constant"] = Field(
         "token",
         description="Mean over fresh tokens; or mean over sequences of the mean over their fresh tokens; or"
@@ -104,10 +128,42 @@ class ObjectiveSettings(BaseModel):
     constant_tokens: int | None = Field(
         None, ge=1, description='What reduction = "constant" divides a sequence by, tokens; else unset.'
     )
-    advantage: Literal["group_mean", "group_mean_std", "leave_one_out", "none"] = Field(
+    advantage: AdvantageName = Field(
         "group_mean",
         description="What a reward is compared with: the group's mean; its mean, in units of its spread;"
-        " the mean of the other members; nothing but the batch (needs normalize_advantages).",
+        " the mean of the other members; by turn, the mean of what came after the same turn of the others"
+        " (turn_return); what a trained value head expected (gae; vtrace, corrected for staleness); nothing"
+        " but the batch (none: needs normalize_advantages).",
+    )
+    gamma: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Discount of later rewards: per token (gae, vtrace), per turn (turn_return).",
+    )
+    gae_lambda: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="gae and vtrace: weight of rewards against the value's own guesses; 1 rests on rewards"
+        " alone, less shrinks what reaches a token by this factor per token in between.",
+    )
+    vtrace_rho_cap: float = Field(
+        1.0, gt=0, description="vtrace: cap of the ratio that weighs a token's own surprise; inf: none."
+    )
+    vtrace_c_cap: float = Field(
+        1.0, gt=0, description="vtrace: cap of the ratio that carries later surprises back; inf: none."
+    )
+    bootstrap_truncated: bool = Field(
+        True,
+        description="gae and vtrace: an episode that a limit ended goes on in the value of its last state;"
+        " false: it is worth what it has gained, for tasks that the limit is part of.",
+    )
+    siblings: Literal["all", "finished", "pairs"] = Field(
+        "all",
+        description="Which episodes of a task wait for one another: all of its group; two and two, compared"
+        " within the pair (pairs); none, each being compared with those that have finished (finished: biased"
+        " where how long an episode takes tells something about its reward).",
     )
     normalize_advantages: bool = Field(
         False,
@@ -152,6 +208,11 @@ class ObjectiveSettings(BaseModel):
             raise ValueError(str(error)) from None
         return self
 
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value head is trained and judges the tokens."""
+        return self.advantage in ("gae", "vtrace")
+
     def check_updates_per_batch(self, num_updates: int) -> None:
         """Refuse several updates per batch without a proximal policy that stays fixed meanwhile.
 
@@ -178,6 +239,9 @@ def build_advantage(settings: ObjectiveSettings) -> AdvantageEstimator:
 
     Returns:
         A pure function of one group's rewards.
+
+    Raises:
+        KeyError: The estimator looks at more than one reward for each member.
     """
     if settings.advantage == "group_mean_std":
         return functools.partial(group_mean_std, ddof=settings.advantage_ddof, eps=settings.advantage_eps)
@@ -188,7 +252,7 @@ def build_batch_advantages(settings: ObjectiveSettings) -> BatchAdvantages:
     """Return the function from the outcomes of a whole batch to the advantages of its groups.
 
     In this order: the penalty for overlong episodes, the comparison within each group, the normalization over
-    the batch.
+    the batch. With a critic the rewards are handed on instead: its values are not known before the update.
 
     Args:
         settings: The objective's settings; only those of advantages and the penalty matter.
@@ -196,15 +260,33 @@ def build_batch_advantages(settings: ObjectiveSettings) -> BatchAdvantages:
     Returns:
         A pure function of the outcomes of every group of a batch, before it is split into minibatches.
     """
-    estimator = build_advantage(settings)
+    estimate = _group_estimator(settings)
 
     def batch_advantages(groups: Sequence[Sequence[Outcome]]) -> list[GroupAdvantages]:
-        advantages = [estimator(shaped_rewards(settings, group)) for group in groups]
-        if not settings.normalize_advantages:
+        advantages = [estimate(group) for group in groups]
+        if not settings.normalize_advantages or settings.has_critic:
             return advantages
         return normalize_over_batch(advantages, ddof=settings.advantage_ddof, eps=settings.advantage_eps)
 
     return batch_advantages
+
+
+def _group_estimator(settings: ObjectiveSettings) -> Callable[[Sequence[Outcome]], GroupAdvantages]:
+    if settings.has_critic:
+        return lambda group: left_to_a_critic(_shaped_turn_rewards(settings, group))
+    if settings.advantage == "turn_return":
+        return lambda group: turn_returns(_shaped_turn_rewards(settings, group), gamma=settings.gamma)
+    estimator = build_advantage(settings)
+    return lambda group: estimator(shaped_rewards(settings, group))
+
+
+def _shaped_turn_rewards(
+    settings: ObjectiveSettings, group: Sequence[Outcome]
+) -> list[npt.NDArray[np.float64] | None]:
+    return [
+        turn_rewards(reward, outcome.rewards_by_turn)
+        for reward, outcome in zip(shaped_rewards(settings, group), group, strict=True)
+    ]
 
 
 def shaped_rewards(settings: ObjectiveSettings, group: Sequence[Outcome]) -> list[float | None]:

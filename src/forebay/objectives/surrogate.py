@@ -30,6 +30,7 @@ class PolicyTokens(NamedTuple):
         advantages: Per token.
         mask: Fresh tokens.
         segment_ids: 0 at padding, sequences of a row numbered 1..n.
+        reference_logprobs: Under the reference policy, nats; None where nothing is held to one.
     """
 
     logprobs: Float[Array, "B T"]
@@ -38,6 +39,7 @@ class PolicyTokens(NamedTuple):
     advantages: Float[Array, "B T"]
     mask: Bool[Array, "B T"]
     segment_ids: Int[Array, "B T"]
+    reference_logprobs: Float[Array, "B T"] | None = None
 
 
 class SurrogateTerms(NamedTuple):
@@ -69,8 +71,23 @@ RatioLevel = Callable[[Float[Array, "B T"], PolicyTokens], Float[Array, "B T"]]
 # Returns [B, T] bool, True where the token may be trained.
 Rejection = Callable[[PolicyTokens], Bool[Array, "B T"]]
 
-# (per-token loss, kept tokens, tokens) -> the numerator of the batch's loss.
-Reduction = Callable[[Float[Array, "B T"], Bool[Array, "B T"], PolicyTokens], Float[Array, ""]]
+# (per-token loss, kept tokens, fresh tokens, segment ids) -> the numerator of the batch's loss.
+Reduction = Callable[
+    [Float[Array, "B T"], Bool[Array, "B T"], Bool[Array, "B T"], Int[Array, "B T"]], Float[Array, ""]
+]
+
+# (values, old values, targets, fresh tokens, segment ids, denominator) -> the value loss; adds likewise.
+ValueLoss = Callable[
+    [
+        Float[Array, "B T"],
+        Float[Array, "B T"],
+        Float[Array, "B T"],
+        Bool[Array, "B T"],
+        Int[Array, "B T"],
+        Float[Array, ""],
+    ],
+    Float[Array, ""],
+]
 
 # (logprobs, entropy, inputs, denominator) -> (loss, sums); both add over shards and micro-batches.
 Objective = Callable[
@@ -117,6 +134,7 @@ def select_tokens(
     missing = mask & ~jnp.isfinite(inputs.behavior_logprobs)
     recorded = jnp.where(mask & ~missing, inputs.behavior_logprobs, current)
     anchor = jax.lax.stop_gradient(_proximal_logprobs(proximal, inputs, current, recorded))
+    reference = inputs.reference_logprobs
     tokens = PolicyTokens(
         logprobs=current,
         proximal_logprobs=anchor,
@@ -124,6 +142,7 @@ def select_tokens(
         advantages=jax.lax.stop_gradient(jnp.where(mask, inputs.advantages, 0.0)),
         mask=mask,
         segment_ids=inputs.segment_ids,
+        reference_logprobs=None if reference is None else jnp.where(mask, reference, 0.0),
     )
     return tokens, missing
 

@@ -27,6 +27,10 @@ _MEANS: Final = (
     "rejected_fraction",
     "entropy",
     "k3",
+    "reference_kl",
+    "value.explained_variance",
+    "value.mean",
+    "value.target_mean",
     "logprob_mismatch",
     "grad_norm",
     "loss",
@@ -104,7 +108,7 @@ def _batches(run: RunRecord, begin_s: float) -> dict[str, Column]:
     names = [*_MEANS, *(n for n in sorted(run.history.names) if n.startswith(_PREFIXES))]
     table = {name: [rounded(bucket.mean(name)) for bucket in buckets] for name in names}
     table |= {name: [rounded(bucket.largest(name)) for bucket in buckets] for name in _LARGEST}
-    groups = float(run.setting("batching.groups", 1) or 1)
+    groups = float(run.stored_groups)
     table["zero_spread"] = [
         rounded(_share_of(bucket.mean("zero_spread_groups"), groups)) for bucket in buckets
     ]

@@ -79,6 +79,24 @@ _LEARNING: Final = (
     ),
     Plot("entropy", "Entropy of the policy", _NATS, (Curve("entropy", "entropy"),)),
     Plot("kl", "Distance from the policy that acted", _NATS, (Curve("k3", "KL(behavior ‖ current)"),)),
+    Plot(
+        "reference_kl",
+        "Distance from the reference policy",
+        _NATS,
+        (Curve("reference_kl", "KL(current ‖ reference)"),),
+    ),
+    Plot(
+        "critic",
+        "What the critic explains of the returns",
+        Axis("share of their variance", "percent", None, 1.0),
+        (Curve("value.explained_variance", "explained variance"),),
+    ),
+    Plot(
+        "value",
+        "What the critic expects",
+        Axis("mean over tokens, in units of return"),
+        (Curve("value.mean", "value"), Curve("value.target_mean", "its target")),
+    ),
     Plot("grad", "Gradient norm before clipping", Axis("norm", low=0.0), (Curve("grad_norm", "norm"),)),
 )
 _BATCHES: Final = (

@@ -89,6 +89,21 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             value = value[part]
         return value
 
+    @property
+    def stored_group_size(self) -> int:
+        """Members of a group as the store holds it: a task's episodes, or fewer where not all wait."""
+        siblings = str(self.setting("objective.siblings", "all"))
+        return {"pairs": 2, "finished": 1}.get(siblings) or self._count("batching.group_size")
+
+    @property
+    def stored_groups(self) -> int:
+        """Groups of the store that a batch takes."""
+        return self._count("batching.groups") * self._count("batching.group_size") // self.stored_group_size
+
+    def _count(self, key: str) -> int:
+        value = self.setting(key)
+        return value if isinstance(value, int) and value > 0 else 1
+
 
 class _Git(msgspec.Struct, frozen=True):
     commit: str = ""

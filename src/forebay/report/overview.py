@@ -140,8 +140,9 @@ def _figures(run: RunRecord) -> dict[str, tuple[str, str]]:
     first, last = _rewards(run)
     scores = [evaluation.reward for evaluation in run.evaluations if evaluation.reward is not None]
     rewards = f"{first:.3f} → {last:.3f}" if first is not None and last is not None else number(None)
-    held_out = f"{scores[0]:.3f} → {scores[-1]:.3f}" if scores else number(None)
-    held_out = "none scored" if run.evaluations and not scores else held_out
+    held_out = number(None) if not run.evaluations else "none scored"
+    if scores:
+        held_out = f"{scores[0]:.3f} → {scores[-1]:.3f}" if len(scores) > 1 else f"{scores[0]:.3f}"
     lost, repeated = _value(run, "lost", None), _value(run, "repeated", None)
     unbroken = number(None) if lost is None or repeated is None else f"{lost:.0f} / {repeated:.0f}"
     oldest = max((b.largest("staleness_max") or 0.0 for b in run.history.buckets), default=None)
@@ -156,7 +157,10 @@ def _figures(run: RunRecord) -> dict[str, tuple[str, str]]:
         ),
         "Steps": (f"{run.history.num_steps:,} in {seconds(wall_s)}", "batches trained"),
         "Reward": (rewards, "training batches, at first → at last"),
-        "Held-out reward": (held_out, "evaluations, first → last"),
+        "Held-out reward": (
+            held_out,
+            "the only evaluation" if len(scores) == 1 else "evaluations, first → last",
+        ),
         "Staleness": (staleness, "mean / oldest trained token, in versions"),
         "Lost / repeated": (unbroken, "trajectories; both must be 0"),
     }

@@ -39,7 +39,6 @@ def window_of(run: RunRecord) -> WindowFigures:
     counters = run.actors.recent if is_long else run.actors.counters
     num_batches = sum(bucket.num_lines for bucket in buckets)
     finishes = _finishes(buckets, counters)
-    groups = int(run.setting("batching.groups", 1))
     return WindowFigures(
         label="the last 5 min" if is_long else f"the whole run ({seconds(length_s)})",
         num_batches=num_batches,
@@ -57,7 +56,7 @@ def window_of(run: RunRecord) -> WindowFigures:
         trajectories=sum(finishes.values()),
         failures=_failures(finishes, counters),
         reward=weighted_mean(buckets, "reward", "trajectories"),
-        groups=num_batches * groups,
+        groups=num_batches * run.stored_groups,
         zero_spread_groups=int(sum(bucket.total("zero_spread_groups") for bucket in buckets)),
         fresh_tokens=int(sum(bucket.total("fresh_tokens") for bucket in buckets)),
         masked={k: int(v) for k, v in totals_under(buckets, "masked.").items()},
@@ -79,8 +78,9 @@ def limits_of(run: RunRecord) -> Limits:
     staleness = _whole(run, "staleness.max_staleness", 0)
     credit = run.setting("staleness.credit")
     return Limits(
-        groups=_whole(run, "batching.groups", 1),
-        group_size=_whole(run, "batching.group_size", 1),
+        groups=run.stored_groups,
+        group_size=run.stored_group_size,
+        siblings=str(run.setting("objective.siblings", "all")),
         updates_per_batch=updates,
         max_staleness=staleness,
         credit=credit if isinstance(credit, int) else max(1, (staleness + 1) // updates),

@@ -173,6 +173,8 @@ _REASONS: Final = {
 def _no_spread(window: WindowFigures) -> Verdict:
     share, reward, size = window.zero_spread_groups / window.groups, window.reward, window.limits.group_size
     head = f"{_percent(share)} of the groups of {window.label} have equal rewards, so they teach nothing"
+    if window.limits.siblings != "all":
+        return _bad("no_spread", f'{head}: compare more episodes, with objective.siblings = "all"')
     needed = group_size_needed(reward) if reward is not None and 0 < reward < 1 else None
     if needed is not None and needed > size:
         sentence = (

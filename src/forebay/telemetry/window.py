@@ -33,8 +33,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What the configuration allows.
 
     Args:
-        groups: Groups of a batch.
-        group_size: Trajectories of a group.
+        groups: Groups of a batch, as the store holds them.
+        group_size: Trajectories of each.
+        siblings: Which episodes of a task wait for one another: all, pairs or finished.
         updates_per_batch: Optimizer updates of a batch.
         max_staleness: Oldest trained token, in versions.
         credit: Batches in flight.
@@ -48,6 +49,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     groups: int = 1
     group_size: int = 1
+    siblings: str = "all"
     updates_per_batch: int = 1
     max_staleness: int = 0
     credit: int = 1

@@ -83,6 +83,16 @@ def test_a_resumed_stream_goes_on_where_it_stopped() -> None:
     assert len({t.seed for t in whole}) == 40
 
 
+def test_a_task_may_have_several_places_in_a_row_of_its_environment() -> None:
+    sources = [WeightedTasks(make(6, "a", "a"), 0.5), WeightedTasks(make(6, "b", "b"), 0.5)]
+    stream = TaskStream(sources, seed=1, repeats=3)
+    posed = [stream.task_at(i) for i in range(36)]
+    for name in ("a", "b"):
+        ids = [task.task_id for task in posed if task.environment == name]
+        assert len(set(ids[::3])) == 6
+        assert ids == [task_id for task_id in ids[::3] for _ in range(3)]
+
+
 def test_the_stream_of_a_seed_never_changes() -> None:
     stream = TaskStream([WeightedTasks(make(10))], seed=0)
     assert [int(stream.task_at(i).task_id[1:]) for i in range(10)] == [1, 3, 0, 2, 8, 6, 9, 5, 7, 4]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -15,8 +15,9 @@ from forebay.batching.ladder import build_ladder
 from forebay.batching.settings import BatchingSettings
 from forebay.batching.updates import build_updates
 from forebay.clock import SystemClock
+from forebay.learner.annotations import Annotator
 from forebay.learner.dispatch import Dispatcher
-from forebay.learner.feed import Feed, JournaledBatch
+from forebay.learner.feed import Feed, JournaledBatch, Packer
 from forebay.learner.loop import Learner
 from forebay.learner.programs import TrainPrograms
 from forebay.learner.settings import LearnerSettings
@@ -25,9 +26,10 @@ from forebay.models.hf import to_hf_tensors
 from forebay.models.settings import MeshSettings
 from forebay.models.sharding import make_mesh
 from forebay.objectives import ObjectiveSettings
-from forebay.objectives.build import build_objective
+from forebay.objectives.build import annotations_of, build_objective, build_value_loss
 from forebay.objectives.denominators import batch_denominator
 from forebay.objectives.settings import build_batch_advantages
+from forebay.objectives.value_settings import ValueSettings
 from forebay.staleness import StalenessSettings
 from forebay.store import StoreSettings, open_store
 from forebay.store.rules import RuleStore
@@ -45,15 +47,21 @@ LADDER = tuple(build_ladder(BATCHING, 1))
 
 
 @functools.cache
-def programs() -> TrainPrograms:
+def programs(objective: ObjectiveSettings = OBJECTIVE) -> TrainPrograms:
     built = TrainPrograms(
-        tiny.CONFIG, make_mesh(MeshSettings()), training.OPTIMIZER, build_objective(OBJECTIVE)
+        tiny.CONFIG,
+        make_mesh(MeshSettings()),
+        training.OPTIMIZER,
+        build_objective(objective),
+        annotations=annotations_of(objective),
+        value_loss=build_value_loss(objective, ValueSettings()),
     )
-    built.warm_up(LADDER)
+    scored = objective.kl_coef or objective.advantage == "vtrace"
+    built.warm_up(LADDER, scored_dtypes=("float32",) if scored else ())
     return built
 
 
-def pack(groups, now, forks):
+def pack(groups, now, forks, packing=b"", *, advantage=None):
     return build_updates(
         groups,
         now=now,
@@ -61,7 +69,7 @@ def pack(groups, now, forks):
         staleness=STALENESS,
         settings=BATCHING,
         ladder=LADDER,
-        advantage=build_batch_advantages(OBJECTIVE),
+        advantage=advantage or build_batch_advantages(OBJECTIVE),
         denominator=functools.partial(batch_denominator, OBJECTIVE),
     )
 
@@ -102,7 +110,11 @@ def make_dispatcher(store: RuleStore, incarnation: int, last_version: int = 100,
 
 
 def make_feed(
-    store: RuleStore, incarnation: int, repeat: Callable[[str], None] = lambda _: None, **options
+    store: RuleStore,
+    incarnation: int,
+    repeat: Callable[[str], None] = lambda _: None,
+    pack: Packer = pack,
+    **options,
 ) -> Feed:
     return Feed(
         store, incarnation, store.stats().forks, pack, STALENESS, BATCHING.groups, 1, repeat, **options
@@ -134,9 +146,11 @@ def make_learner(
     account: Ledger | None = None,
     publish=lambda version, params: None,
     save=lambda state, version: None,
+    built: TrainPrograms | None = None,
+    annotators: Sequence[Annotator] = (),
     **settings,
 ) -> Learner:
-    built = programs()
+    built = built or programs()
     return Learner(
         built,
         built.init_state(tiny.params()) if state is None else state,
@@ -144,7 +158,7 @@ def make_learner(
         LearnerSettings(**({"steps": 100} | settings)),
         TimeStrip(SystemClock()),
         account or Ledger(),
-        False,
+        annotators,
         publish,
         save,
     )
@@ -153,10 +167,12 @@ def make_learner(
 class ScriptedSource:
     """Dispatches, acts and takes, all in the caller's thread."""
 
-    def __init__(self, store: RuleStore, incarnation: int, first: int, last: int) -> None:
+    def __init__(
+        self, store: RuleStore, incarnation: int, first: int, last: int, pack: Packer = pack
+    ) -> None:
         self._store = store
         self._dispatcher = make_dispatcher(store, incarnation, last)
-        self._feed = make_feed(store, incarnation, self._dispatcher.repeat)
+        self._feed = make_feed(store, incarnation, self._dispatcher.repeat, pack)
         self._version = first
         self._stopping = threading.Event()
 

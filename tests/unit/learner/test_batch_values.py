@@ -9,6 +9,7 @@ from forebay.learner.batch_values import (
     TrainedTrajectory,
     batch_values,
     environment_values,
+    fresh_values,
     life_values,
     trained_trajectories,
 )
@@ -68,6 +69,25 @@ def test_each_environment_has_its_own_figures() -> None:
     assert (values["latency.web.step_s.p50"], values["latency.web.step_s.max"]) == (2.0, 5.0)
     assert (values["latency.web.episode_s.p50"], values["latency.web.episode_s.p99"]) == (4.0, 10.0)
     assert "latency.bash.step_s.p50" not in values
+
+
+def test_an_environments_share_is_of_trained_tokens_per_turn() -> None:
+    turn = StepRecord(0.0, "stop", 0.0, 0.0, 1.0)
+    quick, long = trajectory(turn, environment="quick"), trajectory(*[turn] * 4, environment="long")
+    # All 3 tokens of the short one, and 4 of the 12 of the long one, whose first turns were too old.
+    trained = [TrainedTrajectory(quick, 3), TrainedTrajectory(long, 4)]
+    assert fresh_values(trained) == {
+        "fresh_tokens_per_turn.quick": 3.0,
+        "fresh_tokens_per_turn.long": 1.0,
+        "fresh_share.quick": 0.75,
+        "fresh_share.long": 0.25,
+    }
+    alone = fresh_values([TrainedTrajectory(quick, 3), TrainedTrajectory(trajectory(environment="quick"), 0)])
+    assert alone == {"fresh_tokens_per_turn.quick": 3.0}
+    assert fresh_values([TrainedTrajectory(quick, 0), TrainedTrajectory(long, 0)]) == {
+        "fresh_tokens_per_turn.quick": 0.0,
+        "fresh_tokens_per_turn.long": 0.0,
+    }
 
 
 def test_a_real_batch_says_how_long_its_trajectories_are() -> None:

@@ -70,3 +70,38 @@ def test_the_state_counts_steps() -> None:
         _, state = optimizer.update(params, state, params)
     assert optax.tree.get_all_with_path(state, "count")
     assert {int(count) for _, count in optax.tree.get_all_with_path(state, "count")} == {3}
+
+
+def test_a_value_head_is_clipped_by_itself_and_learns_at_its_own_rate() -> None:
+    gradients = {
+        "a": jnp.array([3.0]),
+        "layers": {"b": jnp.array([4.0])},
+        "value_head": jnp.array([30.0]),
+        "value_bias": jnp.float32(40.0),
+    }
+    settings = OptimizerSettings(learning_rate=1.0, epsilon=1.0, max_gradient_norm=0.5)
+    optimizer = make_optimizer(settings, 10.0)
+    updates, _ = optimizer.update(gradients, optimizer.init(gradients), gradients)
+    # Both parts have the norm 0.5 after it; the head's is not a share of one norm of 50.2.
+    np.testing.assert_allclose(updates["a"], [-0.3 / 1.3], rtol=1e-5)
+    np.testing.assert_allclose(updates["layers"]["b"], [-0.4 / 1.4], rtol=1e-5)
+    np.testing.assert_allclose(updates["value_head"], [-10 * 0.3 / 1.3], rtol=1e-5)
+    np.testing.assert_allclose(updates["value_bias"], -10 * 0.4 / 1.4, rtol=1e-5)
+
+
+def test_without_a_critic_the_state_is_what_it_was() -> None:
+    """Checkpoints of runs without one must go on fitting."""
+    params = tiny.params()
+    state = make_optimizer(OptimizerSettings(weight_decay=0.1)).init(params)
+    named = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+    assert named[0] == "[1].count"
+    assert "[1].mu['final_norm']" in named
+
+
+def test_decay_leaves_a_value_heads_bias_alone() -> None:
+    params = {"value_head": jnp.ones(2), "value_bias": jnp.float32(1.0)}
+    zero = jax.tree.map(jnp.zeros_like, params)
+    optimizer = make_optimizer(OptimizerSettings(learning_rate=0.1, weight_decay=0.5), 1.0)
+    updates, _ = optimizer.update(zero, optimizer.init(params), params)
+    np.testing.assert_allclose(updates["value_head"], [-0.05, -0.05], rtol=1e-6)
+    assert float(updates["value_bias"]) == 0.0

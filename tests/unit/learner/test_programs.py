@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.learner.programs import TrainPrograms
+from forebay.learner.programs import Compiled, TrainPrograms, log_compiled
 from forebay.learner.train_step import snapshot
 from forebay.models.settings import MeshSettings
 from forebay.models.sharding import make_mesh
@@ -35,6 +35,20 @@ def test_rows_that_the_mesh_cannot_split_are_refused() -> None:
 def test_programs_are_named_and_compiled_once() -> None:
     built = training.programs()
     assert built.warm_up([]) == ("accumulate[4, 24]", "logprobs[4, 24]", "apply")
+
+
+def test_warm_up_tells_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    built = training.programs()
+    told: list[Compiled] = []
+    built.warm_up([(4, training.WIDTH)], scored_dtypes=("float32",), told=told.append)
+    assert [(done.name, done.number, done.total) for done in told] == [
+        ("accumulate[4, 24]", 1, 3),
+        ("logprobs[4, 24]", 2, 3),
+        ("apply", 3, 3),
+    ]
+    with caplog.at_level("INFO", "forebay"):
+        log_compiled(Compiled("apply", 3, 7, 4.14))
+    assert caplog.messages == ["compiled 3 of 7 programs: apply, 4.1 s"]
 
 
 @pytest.mark.parametrize("poison", ["loss", "gradient"])

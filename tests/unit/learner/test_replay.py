@@ -99,7 +99,7 @@ def test_versions_that_are_gone_leave_the_fork_where_it_is(store) -> None:
 def test_a_batch_that_cannot_be_made_again_gives_itself_and_the_rest_back(store, caplog) -> None:
     entries = store.journal()
 
-    def other_packing(groups, now, forks):
+    def other_packing(groups, now, forks, packing):
         return pack(groups if now.version == 0 else groups[::-1], now, forks)
 
     count, trained = resume(store, pack=other_packing)

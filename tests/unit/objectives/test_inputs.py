@@ -29,6 +29,8 @@ SUMS = LossSums(
     log_geometric_sum=-4 * math.log(2),
     sequence_weight_sum=4.0,
     sequence_weight_sq_sum=8.0,
+    reference_k3_sum=0.8,
+    value_loss=0.125,
 )
 
 
@@ -43,6 +45,8 @@ def test_summary_of_known_sums() -> None:
     assert figures.rejected_sequence_fraction == 0.25
     assert figures.mask_fraction == 0.75
     assert figures.k3 == pytest.approx(0.05)
+    assert figures.reference_kl == pytest.approx(0.1)
+    assert figures.value_loss == 0.125
     assert figures.logprob_mismatch == pytest.approx(0.2)
     assert figures.entropy == 1.5
     assert figures.ratio_mean == pytest.approx(1.2)

@@ -54,6 +54,8 @@ def test_a_setting_beside_the_preset_wins() -> None:
         ("gspo", {"ratio": "token"}, r'"gspo" means ratio = \'sequence\' \(got ratio = \'token\'\)'),
         ("cispo", {"loss": "ppo_clip"}, r'"cispo" means loss = \'cispo\''),
         ("rloo", {"advantage": "group_mean"}, r"Remove objective.advantage, or write out"),
+        ("ppo-critic", {"advantage": "vtrace"}, r'"ppo-critic" means advantage = \'gae\''),
+        ("impala", {"correction": "none"}, r'"impala" means correction = \'token_tis\''),
     ],
 )
 def test_what_makes_a_preset_cannot_be_changed(name: str, given: dict[str, object], message: str) -> None:
@@ -74,7 +76,7 @@ def test_another_reduction_needs_no_constant() -> None:
 
 def test_an_unknown_preset_is_named() -> None:
     with pytest.raises(ValidationError) as caught:
-        ObjectiveSettings(preset="ppo-critic")
+        ObjectiveSettings(preset="ppo-critics")
     assert caught.value.errors()[0]["loc"] == ("preset",)
 
 

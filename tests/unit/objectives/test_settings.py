@@ -92,6 +92,23 @@ def test_several_updates_need_a_fixed_proximal_policy() -> None:
             {"advantage": "none", "normalize_advantages": True, "dynamic_sampling": 2},
             r"without a baseline they teach too .*Set dynamic_sampling = 0",
         ),
+        (
+            {"advantage": "gae", "dynamic_sampling": 2},
+            r"with a critic they teach too .*Set dynamic_sampling = 0",
+        ),
+        ({"advantage": "gae", "loss": "cross_entropy"}, r"looks at no advantage .*got loss cross_entropy"),
+        ({"advantage": "vtrace", "siblings": "pairs"}, r"a critic compares nobody .*Set siblings = \"all\""),
+        (
+            {"advantage": "vtrace", "vtrace_rho_cap": 0.5},
+            r"got vtrace_c_cap 1, limit vtrace_rho_cap 0.5",
+        ),
+        ({"advantage": "gae", "vtrace_c_cap": 0.5}, r'vtrace_c_cap = 0.5 is unused.* "vtrace" looks at it'),
+        ({"gae_lambda": 0.95}, r'gae_lambda = 0.95 is unused.*got advantage = "group_mean"'),
+        ({"gamma": 0.9}, r'Set advantage = "gae" or "vtrace" or "turn_return", or remove gamma'),
+        (
+            {"advantage": "turn_return", "bootstrap_truncated": False},
+            r"bootstrap_truncated = False is unused",
+        ),
         ({"overlong_tokens": 100}, r"overlong_cache_tokens None.*Set both, or none"),
         (
             {"overlong_tokens": 10, "overlong_cache_tokens": 11},

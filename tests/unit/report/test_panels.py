@@ -166,7 +166,7 @@ def test_key_figures_are_those_of_the_summary_or_of_the_metrics(new, old, dead) 
     values = {figure.name: figure.values for figure in figures_of([new, old, dead])}
     assert values["Busy"] == ("75.0 %", "25.0 %", "not recorded")
     assert values["Reward"] == ("0.250 → 0.500", "0.500 → 0.500", "not recorded")
-    assert values["Held-out reward"] == ("0.500 → 0.500", "not recorded", "not recorded")
+    assert values["Held-out reward"] == ("0.500", "not recorded", "not recorded")
     assert values["Staleness"] == ("2 / 4", "2 / 0", "not recorded / not recorded")
     assert values["Lost / repeated"] == ("0 / 0", "not recorded", "not recorded")
     assert values["Steps"] == ("4 in 16 s", "1 in 4.00 s", "0 in 0 s")

@@ -62,6 +62,17 @@ def test_limits_come_from_the_stored_configuration(tmp_path) -> None:
     assert (limits.groups, limits.credit) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("siblings", "groups", "size"), [("all", 4, 4), ("pairs", 8, 2), ("finished", 16, 1), (3, 4, 4)]
+)
+def test_groups_are_counted_as_the_store_holds_them(tmp_path, siblings, groups: int, size: int) -> None:
+    config = CONFIG | {"objective": {"siblings": siblings}}
+    run = load_run(make_run(tmp_path, [line(), line()], config=config))
+    limits = limits_of(run)
+    assert (limits.groups, limits.group_size, limits.siblings) == (groups, size, str(siblings))
+    assert window_of(run).groups == 2 * groups
+
+
 def test_a_run_without_a_batch_is_judged_by_its_actors(tmp_path) -> None:
     actors = [{"live": 3, "finished.timeout": 6, "failed.environment": 0}]
     verdict = verdict_of(load_run(make_run(tmp_path / "run", actors=actors)))

@@ -204,6 +204,8 @@ def test_groups_of_equal_rewards_teach_nothing() -> None:
         "solved now and then",
     )
     check(judge(window(zero_spread_groups=288, reward=None)), "no_spread", "unknown")
+    pairs = window(zero_spread_groups=288, limits=limited(siblings="pairs"))
+    check(judge(pairs), "no_spread", 'compare more episodes, with objective.siblings = "all"')
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,176 @@
+"""Training without waiting: the product's programs, packing and objective, and what each step was like."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from benchmarks.staleness_study.problems import Problem
+from forebay.batching.batch import Batch
+from forebay.batching.ladder import build_ladder
+from forebay.batching.packing import Bucket
+from forebay.batching.updates import build_updates
+from forebay.learner.programs import TrainPrograms
+from forebay.learner.train_step import StepStats, TrainState, snapshot
+from forebay.models.params import Params
+from forebay.models.sharding import make_mesh
+from forebay.objectives.build import build_objective
+from forebay.objectives.denominators import batch_denominator
+from forebay.objectives.inputs import summarize
+from forebay.objectives.settings import ObjectiveSettings, build_batch_advantages
+from forebay.staleness import Fork, StalenessSettings
+from forebay.store.protocol import TakenGroup
+from forebay.trajectory import PolicyVersion
+
+
+class Recipe(NamedTuple):
+    """What one set of compiled training programs is for.
+
+    Attributes:
+        objective: What is minimized.
+        learning_rate: Highest learning rate.
+        optimizer: Other settings of the optimizer that differ from the problem's.
+    """
+
+    objective: ObjectiveSettings
+    learning_rate: float
+    optimizer: Mapping[str, Any] = {}
+
+
+class Step(NamedTuple):
+    """What one optimizer step was like.
+
+    Attributes:
+        reward: Mean reward of the batch's episodes.
+        staleness: Mean staleness of its trained tokens, versions.
+        staleness_max: The oldest of them.
+        tokens: Trained tokens.
+        masked: Sampled tokens left out because they were too old.
+        episodes: Episodes of the batch.
+        discarded: Those of them without a trained token.
+        unscored: Those without a reward, because a deadline cut them.
+        ess: Effective share of the importance weights.
+        rejected: Share of trained tokens that a rejection removed.
+        clipped: Share of trained tokens without gradient because of a clip.
+        k3: Divergence of the current policy from the one that sampled, nats a token.
+        entropy: Nats a token.
+        finite: Whether loss and gradient were finite.
+    """
+
+    reward: float
+    staleness: float
+    staleness_max: int
+    tokens: int
+    masked: int
+    episodes: int
+    discarded: int
+    unscored: int
+    ess: float
+    rejected: float
+    clipped: float
+    k3: float
+    entropy: float
+    finite: bool
+
+
+class Trainer:
+    """The compiled training programs of one recipe; begins trainings at the warm start.
+
+    Args:
+        problem: What is trained.
+        recipe: How.
+    """
+
+    def __init__(self, problem: Problem, recipe: Recipe) -> None:
+        config = problem.config
+        self.recipe = recipe
+        self._problem = problem
+        self._ladder: tuple[Bucket, ...] = build_ladder(config.batching, 1)
+        optimizer = config.optimizer.model_copy(
+            update={"learning_rate": recipe.learning_rate, **recipe.optimizer}
+        )
+        self._programs = TrainPrograms(
+            problem.model,
+            make_mesh(config.mesh),
+            optimizer,
+            build_objective(recipe.objective),
+            config.compute,
+        )
+        self._programs.warm_up(self._ladder)
+
+    def begin(self) -> Training:
+        """Return a training at version 0 with the warm start's weights."""
+        return Training(self._programs, self._programs.init_state(self._problem.params))
+
+    def pack(
+        self,
+        groups: Sequence[TakenGroup],
+        now: PolicyVersion,
+        forks: Sequence[Fork],
+        *,
+        staleness: StalenessSettings,
+    ) -> tuple[Batch, ...]:
+        """Make the batches of some groups, by the problem's batching and the recipe's objective."""
+        return build_updates(
+            groups,
+            now=now,
+            forks=forks,
+            staleness=staleness,
+            settings=self._problem.config.batching,
+            ladder=self._ladder,
+            advantage=build_batch_advantages(self.recipe.objective),
+            denominator=functools.partial(batch_denominator, self.recipe.objective),
+        )
+
+
+class Training:
+    """The state of one run, and what its steps were like.
+
+    Args:
+        programs: Compiled.
+        state: Parameters and optimizer; donated to the first step.
+
+    Attributes:
+        steps: One per batch.
+    """
+
+    def __init__(self, programs: TrainPrograms, state: TrainState) -> None:
+        self._programs = programs
+        self._state = state
+        self._accumulator = programs.zeros()
+        self.steps: list[Step] = []
+
+    def train(self, batch: Batch) -> Params:
+        """Take one optimizer step as the learner does; return a host copy of the parameters that it made."""
+        for micro in batch.micro_batches:
+            rows = self._programs.place(micro.rows)
+            self._accumulator = self._programs.accumulate(
+                self._state.params, self._accumulator, rows, batch.denominator
+            )
+        self._state, self._accumulator, stats = self._programs.apply(self._state, self._accumulator)
+        self.steps.append(_step_of(batch, jax.device_get(stats)))
+        params: Params = snapshot(self._state.params)
+        return params
+
+
+def _step_of(batch: Batch, stats: StepStats) -> Step:
+    found, packed = summarize(stats.sums), batch.stats
+    return Step(
+        reward=packed.reward_mean or 0.0,
+        staleness=packed.staleness_mean,
+        staleness_max=packed.staleness_max,
+        tokens=batch.counts.tokens,
+        masked=packed.masked_tokens.get("stale", 0),
+        episodes=packed.trajectories,
+        discarded=packed.discarded,
+        unscored=packed.unscored,
+        ess=found.ess,
+        rejected=found.rejected_fraction,
+        clipped=found.clip_fraction,
+        k3=found.k3,
+        entropy=found.entropy,
+        finite=bool(stats.finite),
+    )
