@@ -28,8 +28,9 @@ check: setup  ## format, lint, types, layers
 bench: setup  ## measure how busy the learner is: one JSON object on stdout
 	@$(RUN) benchmarks/utilization.py --json --quick
 
-soak: setup  ## kill processes of a store and of a run at random moments, and account for every trajectory
+soak: setup  ## kill processes of a store and of a run at random moments, cut its power, and account for every trajectory
 	$(RUN) tests/system/store_kills.py --kills 300
+	$(RUN) tests/system/power_loss.py --crashes 500
 	$(RUN) tests/system/soak.py --kills 20
 	$(RUN) tests/system/soak.py --kills 20 --redis
 

@@ -1,5 +1,7 @@
 """A real Redis (or Valkey) server for tests: on a free loopback port, in a directory of its own.
 
+`FOREBAY_REDIS_SERVER` names its binary; without it, it is `redis-server` or `valkey-server` on PATH.
+
 with RedisServer(tmp_path, "appendonly yes", "appendfsync always") as server:
     redis.Redis.from_url(server.url).ping()
     server.restart()  # kill -9, then again on the same port with the same files
@@ -10,6 +12,8 @@ from __future__ import annotations
 import atexit
 import functools
 import importlib.util
+import os
+import re
 import shutil
 import signal
 import socket
@@ -23,7 +27,10 @@ import pytest
 
 from forebay.cli.roles import free_port
 
-BINARY = shutil.which("redis-server") or shutil.which("valkey-server")
+_NAMED = os.environ.get("FOREBAY_REDIS_SERVER")
+BINARY = shutil.which(_NAMED) if _NAMED else shutil.which("redis-server") or shutil.which("valkey-server")
+if _NAMED and BINARY is None:
+    raise RuntimeError(f"FOREBAY_REDIS_SERVER={_NAMED} is not a program")
 OPENSSL = shutil.which("openssl")
 ALWAYS = ("appendonly yes", "appendfsync always")
 EVERYSEC = ("appendonly yes", "appendfsync everysec")
@@ -33,6 +40,24 @@ needs_redis = pytest.mark.skipif(
     BINARY is None or importlib.util.find_spec("redis") is None,
     reason="no redis-server on PATH (apt-get install redis-server), or no client (pip install redis)",
 )
+
+
+@functools.cache
+def server_version() -> tuple[str, tuple[int, ...]]:
+    """Return name and version of the server that the tests start; `("", ())` if there is none."""
+    if BINARY is None:
+        return "", ()
+    said = subprocess.run([BINARY, "--version"], capture_output=True, text=True, check=True).stdout
+    name, numbers = re.findall(r"(\w+) server v=([\d.]+)", said)[0]
+    return name.lower(), tuple(map(int, numbers.split(".")))
+
+
+def has_waitaof() -> bool:
+    """Return whether the server has WAITAOF: Redis from 7.2 on, and every Valkey."""
+    name, version = server_version()
+    return name == "valkey" or version >= (7, 2)
+
+
 needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="no openssl on PATH")
 
 
@@ -57,10 +82,13 @@ class RedisServer:
         directory: Where it keeps its files; made if missing.
         options: Lines of its configuration, e.g. `"appendfsync always"`; later ones win.
         tls: Certificates; it then speaks TLS only.
+        sentinel: Whether it is a sentinel, which keeps its state in its configuration.
     """
 
-    def __init__(self, directory: Path, *options: str, tls: Certificates | None = None) -> None:
-        self.directory, self.options, self.tls = directory, options, tls
+    def __init__(
+        self, directory: Path, *options: str, tls: Certificates | None = None, sentinel: bool = False
+    ) -> None:
+        self.directory, self.options, self.tls, self.sentinel = directory, options, tls, sentinel
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         directory.mkdir(parents=True, exist_ok=True)
@@ -101,13 +129,15 @@ class RedisServer:
         if BINARY is None:
             raise RuntimeError("no redis-server on PATH")
         self._log_start = self._log.stat().st_size
+        configuration = self.directory / "redis.conf"
+        configuration.write_text("\n".join((*self._defaults(), *self.options, *options, "")))
         self._process = subprocess.Popen(
-            [BINARY, "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [BINARY, str(configuration), *(("--sentinel",) if self.sentinel else ())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         atexit.register(self.kill)
-        if self._process.stdin is not None:
-            self._process.stdin.write("\n".join((*self._defaults(), *self.options, *options, "")).encode())
-            self._process.stdin.close()
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline_s:
@@ -162,7 +192,7 @@ class RedisServer:
             "bind 127.0.0.1",
             *ports,
             "daemonize no",
-            'save ""',
+            *(() if self.sentinel else ('save ""',)),
             f"dir {self.directory}",
             f"logfile {self._log}",
         )

@@ -57,7 +57,7 @@ class PolicyVersion(NamedTuple):
     version: Count
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One problem for one environment.
 
     Args:
@@ -143,7 +143,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     environment_s: float
 
 
-class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """One branch of an episode, ready to be trained without its text.
 
     Args:
@@ -196,7 +196,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return mask
 
 
-class Trajectory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """The record of one finished episode.
 
     Args:

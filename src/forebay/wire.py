@@ -42,6 +42,7 @@ MAX_FRAME_BYTES: Final = 1 << 30
 _MAGIC: Final = b"FBAY"
 _PREFIX: Final = struct.Struct("<4sHHIIQQ")
 _ALIGN: Final = 64
+_ZEROS: Final = tuple(bytes(length) for length in range(_ALIGN))
 _INT32: Final = np.dtype("<i4")
 _FLOAT32: Final = np.dtype("<f4")
 
@@ -98,19 +99,22 @@ def encode(trajectory: Trajectory) -> bytes:
             `bad_value` if a field has no JSON form (a NumPy scalar, a lone surrogate).
     """
     header = _encode_header(trajectory)
-    parts: list[bytes | memoryview] = [header, bytes(-(_PREFIX.size + len(header)) % _ALIGN)]
+    frame_bytes = _PREFIX.size + len(header)
+    padding = -frame_bytes % _ALIGN
+    frame_bytes += padding
+    parts: list[bytes | memoryview] = [header, _ZEROS[padding]]
     for sequence in trajectory.sequences:
         for array, dtype in ((sequence.tokens, _INT32), (sequence.behavior_logprobs, _FLOAT32)):
             # Contiguous and little-endian already, nearly always: then nothing is copied before the join.
-            raw = np.ascontiguousarray(array, dtype).data
-            parts += (raw, bytes(-raw.nbytes % _ALIGN))
+            num_bytes = dtype.itemsize * len(array)
+            padding = -num_bytes % _ALIGN
+            parts += (np.ascontiguousarray(array, dtype).data, _ZEROS[padding])
+            frame_bytes += num_bytes + padding
     checksum = xxhash.xxh3_64()
-    frame_bytes = _PREFIX.size
     for part in parts:
         checksum.update(part)
-        frame_bytes += memoryview(part).nbytes
     prefix = _PREFIX.pack(_MAGIC, FORMAT_VERSION, 0, len(header), 0, frame_bytes, checksum.intdigest())
-    return b"".join([prefix, *parts])
+    return b"".join((prefix, *parts))
 
 
 def decode(frame: bytes | memoryview, *, max_bytes: int = MAX_FRAME_BYTES) -> Trajectory:

@@ -26,6 +26,7 @@ COMMAND_BODIES = (
     "forebay.cli.replaying",
     "forebay.cli.learner_parts",
     "forebay.cli.learner_telemetry",
+    "forebay.cli.reference_model",
 )
 
 PROGRAM = """

@@ -28,7 +28,7 @@ CHANGES: dict[Role, tuple[str, ...]] = {
         "dispatch", "take", "record", "publish", "commit", "rewind", "reject", "release", "truncate_journal",
         "advance_fork",
     ),
-    "putter": ("claim", "heartbeat", "put", "fail", "release_slot"),
+    "putter": ("claim", "heartbeat", "put", "put_many", "fail", "release_slot"),
     "settler": ("settle_expired",),
     "compactor": (),
 }  # fmt: skip
@@ -151,6 +151,7 @@ def _watch(store: Any, reached: Reached) -> None:
     else:
         _announce(LmdbTxn, "put", "inside", reached)
         _announce(LmdbTxn, "delete", "inside", reached)
+        _announce(LmdbTxn, "delete_all", "inside", reached)
         _announce(LmdbEngine, "write", "committed", reached)
 
 

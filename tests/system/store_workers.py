@@ -27,6 +27,7 @@ from forebay.errors import FencedError, StoreError
 from forebay.staleness import Choice, OutstandingGroup
 from forebay.store import GroupSpec, Slot, StoreSettings, TakenGroup, open_store
 from forebay.store.compaction import compact_store
+from forebay.store.putting import receipt_of
 from forebay.trajectory import PolicyVersion, Trajectory
 from forebay.wire import encode
 from tests.system.store_fates import Fate, Mortal, Role
@@ -111,35 +112,49 @@ class Putter:
                 if draining and not self._store.stats().open_groups:
                     return
                 CLOCK.sleep(0.005)
-            for slot in slots:
-                self._serve(slot, draining)
+            results = [(slot, name) for slot in slots if (name := self._serve(slot, draining))]
+            if self._likes("put_many", 0.5):
+                self._put_many(results)
+                continue
+            for slot, name in results:
+                self._put(slot, name)
+                if self._rng.random() < 0.1:
+                    self._put(slot, name)
 
-    def _serve(self, slot: Slot, draining: bool) -> None:
+    def _serve(self, slot: Slot, draining: bool) -> str:
+        """Work on a slot; return the name of its result, or "" if there will be none."""
         if self._likes("heartbeat", 0.3):
             self._store.heartbeat([slot], ttl_s=LEASE_S)
         if not draining:
             if self._likes("fail", 0.08):
                 self._store.fail(slot, reason="flaky")
-                return
+                return ""
             if self._likes("release_slot", 0.05):
                 self._store.release_slot(slot)
-                return
+                return ""
             if self._rng.random() < 0.03:
-                return  # forgotten: the lease runs out
+                return ""  # forgotten: the lease runs out
             if self._rng.random() < 0.03:
                 CLOCK.sleep(1.3 * LEASE_S)
-        name = f"{slot.group_id}.{slot.member}.{slot.attempt}.{os.getpid()}"
-        self._put(slot, name)
-        if self._rng.random() < 0.1:
-            self._put(slot, name)
+        return f"{slot.group_id}.{slot.member}.{slot.attempt}.{os.getpid()}"
 
     def _likes(self, verb: str, chance: float) -> bool:
         return self._rng.random() < (0.5 if verb == self._favorite else chance)
 
     def _put(self, slot: Slot, name: str) -> None:
+        trajectory = self._announce(slot, name)
+        self._log.write("put", name=name, receipt=self._store.put(trajectory, slot))
+
+    def _put_many(self, results: Sequence[tuple[Slot, str]]) -> None:
+        """Put results together; what was acknowledged is noted one by one."""
+        outcomes = self._store.put_many([(self._announce(*result), result[0]) for result in results])
+        for (_, name), outcome in zip(results, outcomes, strict=True):
+            self._log.write("put", name=name, receipt=receipt_of(outcome))
+
+    def _announce(self, slot: Slot, name: str) -> Trajectory:
         trajectory = make(slot, name)
         self._log.write("will", name=name, digest=digest_of(trajectory), slot=msgspec.to_builtins(slot))
-        self._log.write("put", name=name, receipt=self._store.put(trajectory, slot))
+        return trajectory
 
 
 def unanswered(lines: Sequence[Line], successor: int) -> list[Line]:

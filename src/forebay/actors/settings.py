@@ -30,7 +30,13 @@ class ActorSettings(BaseModel):
     put_margin_s: float = Field(
         0.5, ge=0, description="An episode ends this long before its group's deadline."
     )
-    put_threads: int = Field(4, ge=1, le=64, description="Results written to the store at once.")
+    put_threads: int = Field(
+        4,
+        ge=1,
+        le=64,
+        description="Large results (a mebibyte and more) and failures written to the store at once; smaller "
+        "results go together, in a thread of their own.",
+    )
     cancel_grace_s: float = Field(
         1.0, gt=0, description="Time that cancelled environment code gets to return."
     )

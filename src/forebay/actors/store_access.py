@@ -6,11 +6,12 @@ import asyncio
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from forebay.actors.backoff import Backoff
+from forebay.actors.gathering import Gatherer
 from forebay.actors.settings import ActorSettings
 from forebay.errors import RefusedError, StoreError
 from forebay.store.protocol import Receipt, Slot, TaskSource, TrajectorySink
@@ -18,7 +19,9 @@ from forebay.telemetry.trace import OFF, Tracer
 from forebay.trajectory import PolicyVersion, Trajectory
 
 T = TypeVar("T")
-_SHORTEST_TRACED_S = 0.001
+_SHORTEST_TRACED_S: Final = 0.001
+# About a mebibyte: others must not wait while it is written.
+_LARGE_TOKENS: Final = 1 << 17
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +34,8 @@ class StoreAccess:
 
     Waits for: the store. Unblocked by: a write, or the next try after a back-off; after `peer_patience_s`
     of failures a `PeerFailedError` ends the wait. Leases have a thread of their own, so that results
-    waiting to be written never hold up a heartbeat.
+    waiting to be written never hold up a heartbeat; so have small results, which are put together, so that
+    large ones never hold them up.
 
     Args:
         store: The store.
@@ -56,6 +60,7 @@ class StoreAccess:
         self._tracer = tracer
         self._leases = ThreadPoolExecutor(1, "leases")
         self._results = ThreadPoolExecutor(settings.put_threads, "results")
+        self._gatherer = Gatherer(store.put_many)
 
     async def claim(self, max_slots: int, version: PolicyVersion) -> tuple[Slot, ...]:
         """Lease slots; see `TaskSource.claim`."""
@@ -80,8 +85,14 @@ class StoreAccess:
         Raises:
             RefusedError: The store will never take it.
         """
-        put = functools.partial(self._store.put, trajectory, slot)
-        return await self._insist(self._results, put, "store.put" if members else None, members)
+        if trajectory.num_tokens > _LARGE_TOKENS:
+            put = functools.partial(self._store.put, trajectory, slot)
+            return await self._insist(self._results, put, "store.put" if members else None, members)
+        began_s = self._tracer.now_s()
+        receipt = await self._persist(lambda: self._gatherer.put(trajectory, slot))
+        if members:
+            self._tracer.slice("store.put", began_s, self._tracer.now_s(), members=members)
+        return receipt
 
     async def fail(self, slot: Slot, reason: str) -> None:
         """Give up an attempt after an error."""
@@ -109,6 +120,7 @@ class StoreAccess:
         """Release the threads."""
         self._leases.shutdown(wait=False)
         self._results.shutdown(wait=False)
+        self._gatherer.close()
 
     async def _insist(
         self, executor: Executor, call: Callable[[], T], name: str | None, members: tuple[str, ...] = ()
@@ -117,10 +129,14 @@ class StoreAccess:
         if name is not None:
             call = functools.partial(self._traced, call, name, members)
         loop = asyncio.get_running_loop()
-        backoff = Backoff.of("store", self._settings, loop.time)
+        return await self._persist(lambda: loop.run_in_executor(executor, call))
+
+    async def _persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Try until the store takes it."""
+        backoff = Backoff.of("store", self._settings, asyncio.get_running_loop().time)
         while True:
             try:
-                return await loop.run_in_executor(executor, call)
+                return await attempt()
             except RefusedError:
                 raise
             except StoreError as error:

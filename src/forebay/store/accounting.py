@@ -47,8 +47,8 @@ def stats(ledger: Ledger) -> StoreStats:
         capacity_groups=settings.capacity_groups,
         capacity_bytes=settings.capacity_bytes,
         retained_capacity_bytes=settings.retained_capacity_bytes,
-        oldest_s=ledger.now_s - decode_summary(oldest[1]).dispatched_s if oldest is not None else 0.0,
-        journal_steps=(decode_entry(first[1]).step, meta.recorded_step) if first is not None else None,
+        oldest_s=ledger.now_s - decode_summary(*oldest).dispatched_s if oldest is not None else 0.0,
+        journal_steps=(decode_entry(*first).step, meta.recorded_step) if first is not None else None,
         counters=dict(meta.counters),
         settled_by_environment={name: count for name, count in meta.settled_by_environment.items() if count},
         live_by_environment={n: count for n, count in (meta.live_by_environment or {}).items() if count},
@@ -91,8 +91,8 @@ def _recount(ledger: Ledger) -> tuple[str, ...]:
     payloads: set[bytes] = set()
     recorded: Counter[str] = Counter()
     settled: Counter[str] = Counter()
-    for _, raw in ledger.txn.scan(GROUPS):
-        group = decode_group(raw)
+    for key, raw in ledger.txn.scan(GROUPS):
+        group = decode_group(key, raw)
         derived = derive(group)
         gauges = gauges.moved(NOTHING, derived.gauges)
         indexes.update(derived.indexes)
@@ -104,7 +104,7 @@ def _recount(ledger: Ledger) -> tuple[str, ...]:
             for index, member in enumerate(group.members)
             if member.state == "arrived" and not member.side_file
         )
-    entries = [decode_entry(raw) for _, raw in ledger.txn.scan(JOURNAL)]
+    entries = list(ledger.journal())
     journaled = Counter(group_id for entry in entries for group_id in entry.group_ids)
     unpublished = sum(len(e.group_ids) for e in entries if e.step > ledger.meta.published.version)
     stored_indexes = {key: value for kind in (LIVE, CLAIMABLE, DUE) for key, value in ledger.txn.scan(kind)}

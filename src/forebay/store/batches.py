@@ -77,14 +77,14 @@ def look(ledger: Ledger, incarnation: int, choose: Chooser) -> Look:
 def available(ledger: Ledger) -> Iterator[OutstandingGroup]:
     """Yield the groups that are neither taken nor recorded, in order of dispatch."""
     for key, raw in ledger.txn.scan(LIVE):
-        summary = decode_summary(raw)
+        summary = decode_summary(key, raw)
         if summary.state != "taken":
             yield summary.outstanding(*parse_place(key))
 
 
 def every_group(ledger: Ledger) -> list[OutstandingGroup]:
     """Return every group that is not forgotten, in order of dispatch."""
-    groups = [decode_group(raw) for _, raw in ledger.txn.scan(GROUPS)]
+    groups = [decode_group(key, raw) for key, raw in ledger.txn.scan(GROUPS)]
     groups.sort(key=lambda group: (group.serial, group.group_id))
     return [derive(group).summary.outstanding(group.serial, group.group_id) for group in groups]
 
@@ -175,13 +175,13 @@ def _set_aside(ledger: Ledger, group: Group, index: int) -> bool:
     """Keep what cannot be read back, for inspection; return False if the quarantine is full."""
     txn, member = ledger.txn, group.members[index]
     sizes = [len(frame) for _, frame in txn.scan(QUARANTINE)]
-    sizes += [decode_file(raw)[1] for _, raw in txn.scan(QUARANTINED_FILES)]
+    sizes += [decode_file(key, raw)[1] for key, raw in txn.scan(QUARANTINED_FILES)]
     if len(sizes) >= MAX_QUARANTINED or sum(sizes) + member.num_bytes > MAX_QUARANTINED_BYTES:
         ledger.count("quarantine.full")
         return False
     if member.side_file:
         key = payload_key(group.group_id, index, QUARANTINED_FILES)
-        txn.put(key, encode_record((member.side_file, member.num_bytes)))
+        txn.put(key, encode_record(key, (member.side_file, member.num_bytes)))
     else:
         txn.put(payload_key(group.group_id, index, QUARANTINE), ledger.read_payload(group, index))
         ledger.remove_payload(group, index)

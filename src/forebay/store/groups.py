@@ -14,7 +14,7 @@ from forebay.store.records import Group, Member
 from forebay.trajectory import PolicyVersion, Trajectory, check_name
 
 
-class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A trajectory on its way in, encoded.
 
     Args:
@@ -168,8 +168,10 @@ def _store(ledger: Ledger, group: Group, index: int, arrival: Arrival) -> None:
         ledger.put_payload(group, index, arrival.frame)
     ledger.count("accepted")
     ledger.count("trajectories.accepted")
-    ledger.count("timeouts", int(arrival.timed_out))
-    ledger.count("oversize", int(arrival.num_bytes > group.member_bytes))
+    if arrival.timed_out:
+        ledger.count("timeouts")
+    if arrival.num_bytes > group.member_bytes:
+        ledger.count("oversize")
     if not close_if_done(ledger, group):
         ledger.save(group)
 
@@ -180,10 +182,10 @@ def close_if_done(ledger: Ledger, group: Group) -> bool:
     Done is: every member arrived or failed, or the deadline has passed. Then the members that arrived
     settle the group if they suffice; else it is dropped and its space freed.
     """
-    unfinished = group.count("free") + group.count("leased")
     overdue = group.deadline_wall_s is not None and group.deadline_wall_s <= ledger.now_s
-    if unfinished and not overdue:
+    if not overdue and _has_unfinished(group):
         return False
+    unfinished = group.count("free") + group.count("leased")
     if group.count("arrived") < group.min_group_size:
         drop(ledger, group, "dropped", "deadline" if unfinished else "failed")
         return True
@@ -195,6 +197,11 @@ def close_if_done(ledger: Ledger, group: Group) -> bool:
     ledger.count("members.missing", unfinished)
     ledger.save(group)
     return True
+
+
+def _has_unfinished(group: Group) -> bool:
+    # Asked for each result of a group: the first member that is still at work settles it.
+    return any(member.state in ("free", "leased") for member in group.members)
 
 
 def drop(ledger: Ledger, group: Group, kind: str, reason: str) -> None:

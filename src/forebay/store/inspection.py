@@ -14,6 +14,7 @@ from forebay.clock import Clock, SystemClock
 from forebay.errors import ConfigError, StoreError, WireError
 from forebay.staleness import OutstandingGroup
 from forebay.store import accounting, batches
+from forebay.store.data_file import DataFile
 from forebay.store.ledger import Ledger
 from forebay.store.lmdb import MAX_READERS, LmdbTxn
 from forebay.store.marker import DATA_NAME, check_directory, hold_directory, release_directory
@@ -72,6 +73,7 @@ class LmdbView:
         except lmdb.Error as error:
             release_directory(self._held)
             raise StoreError(f"cannot look into the store in {settings.path}: {error}") from error
+        self._data = DataFile(settings.path)
 
     def __enter__(self) -> Self:
         return self
@@ -122,6 +124,7 @@ class LmdbView:
     def close(self) -> None:
         """Release the environment."""
         self._env.close()
+        self._data.close()
         release_directory(self._held)
 
     def _read(self, rule: Callable[[Ledger], T]) -> T:
@@ -129,6 +132,7 @@ class LmdbView:
             return rule(Ledger(LmdbTxn(txn, self._files), self._settings, self._clock.wall_s()))
 
     def _begin(self) -> Any:
+        self._data.check()
         try:
             return self._env.begin()
         except lmdb.MapResizedError:  # another process enlarged the map
@@ -141,8 +145,8 @@ def _page_after(after: bytes) -> Callable[[Ledger], list[StoredGroup]]:
 
     def read(ledger: Ledger) -> list[StoredGroup]:
         found = ledger.txn.scan(GROUPS, after)
-        raw = islice((value for key, value in found if key != after), PAGE_GROUPS)
-        return [stored_group(decode_group(value)) for value in raw]
+        page = islice((item for item in found if item[0] != after), PAGE_GROUPS)
+        return [stored_group(decode_group(*item)) for item in page]
 
     return read
 
@@ -151,7 +155,7 @@ def _quarantined(ledger: Ledger) -> tuple[SetAside, ...]:
     kept = [(*parse_payload_key(key), frame) for key, frame in ledger.txn.scan(QUARANTINE)]
     for key, raw in ledger.txn.scan(QUARANTINED_FILES):
         with suppress(WireError):
-            kept.append((*parse_payload_key(key), ledger.txn.read_file(decode_file(raw)[0])))
+            kept.append((*parse_payload_key(key), ledger.txn.read_file(decode_file(key, raw)[0])))
     return tuple(SetAside(group_id=name, member=member, frame=frame) for name, member, frame in kept)
 
 

@@ -32,9 +32,10 @@ def record(ledger: Ledger, entry: JournalEntry, incarnation: int) -> None:
     """
     ledger.fence(incarnation)
     meta = ledger.meta
-    raw = ledger.txn.get(journal_key(entry.step)) if entry.step >= 0 else None
+    key = journal_key(max(entry.step, 0))
+    raw = ledger.txn.get(key) if entry.step >= 0 else None
     if raw is not None:
-        _confirm(ledger, decode_entry(raw), entry)
+        _confirm(ledger, decode_entry(key, raw), entry)
         return
     if entry.step <= meta.recorded_step:
         raise refusals.past(entry.step, meta.recorded_step)
@@ -44,7 +45,7 @@ def record(ledger: Ledger, entry: JournalEntry, incarnation: int) -> None:
     for group in groups:
         group.state = "recorded"
         ledger.save(group)
-    ledger.txn.put(journal_key(entry.step), encode_record(entry))
+    ledger.txn.put(key, encode_record(key, entry))
     if entry.step > meta.published.version:
         meta.unpublished_groups += len(groups)
     meta.recorded_step = meta.replayed_step = entry.step
@@ -111,7 +112,7 @@ def forget_first(ledger: Ledger, step: int, incarnation: int) -> bool:
     if step > meta.replayed_step < meta.recorded_step:
         raise refusals.waits_for_replay(step, meta.replayed_step)
     first = ledger.txn.first(JOURNAL)
-    entry = decode_entry(first[1]) if first is not None else None
+    entry = decode_entry(*first) if first is not None else None
     if first is None or entry is None or entry.step > step:
         return False
     groups = [ledger.group(group_id) for group_id in entry.group_ids]
@@ -160,8 +161,8 @@ def rewind(ledger: Ledger, step: int) -> Rewound:
 
 def _resume_groups(ledger: Ledger) -> None:
     unfinished = []
-    for _, raw in ledger.txn.scan(GROUPS):
-        group = decode_group(raw)
+    for key, raw in ledger.txn.scan(GROUPS):
+        group = decode_group(key, raw)
         if group.state in ("open", "taken"):
             unfinished.append(group.group_id)
     for group_id in unfinished:
@@ -213,10 +214,11 @@ def advance_fork(ledger: Ledger, version: int, incarnation: int) -> None:
     meta = ledger.meta
     if version > meta.replayed_step:
         raise refusals.not_remade(version, meta.replayed_step)
-    raw = ledger.txn.get(journal_key(version)) if version >= 0 else None
+    key = journal_key(max(version, 0))
+    raw = ledger.txn.get(key) if version >= 0 else None
     if raw is None:
         return
-    made_by = decode_entry(raw).now.incarnation
+    made_by = decode_entry(key, raw).now.incarnation
     forks = tuple(
         Fork(fork.incarnation, max(fork.version, version)) if fork.incarnation > made_by else fork
         for fork in meta.forks

@@ -42,6 +42,10 @@ class Txn(Protocol):
         """Forget `key`; a missing key is fine."""
         ...
 
+    def delete_all(self, prefix: bytes) -> None:
+        """Forget every key that starts with `prefix`."""
+        ...
+
     def first(self, prefix: bytes) -> tuple[bytes, bytes] | None:
         """Return the smallest key that starts with `prefix`, and its value."""
         ...

@@ -22,12 +22,11 @@ def settle_due(ledger: Ledger) -> int:
     limit_us = to_us(ledger.now_s)
     due = []
     for key, _ in ledger.txn.scan(DUE):
-        time_us, group_id = parse_place(key)
-        if time_us > limit_us:
+        if parse_place(key)[0] > limit_us:
             break
-        due.append(group_id)
-    for group_id in due:
-        group = ledger.group(group_id)
+        due.append(key)
+    for key in due:
+        group = ledger.listed(key)
         # The deadline of the group comes first: a lease that outlives it is not worth another attempt.
         if close_if_done(ledger, group):
             continue
@@ -61,8 +60,9 @@ def claim(
 ) -> tuple[Slot, ...]:
     """Lease up to `max_slots` members: the oldest group first, all its members before the next group's."""
     slots: list[Slot] = []
-    while len(slots) < max_slots and (first := ledger.txn.first(CLAIMABLE)) is not None:
-        group = ledger.group(parse_place(first[0])[1])
+    run_id = ledger.meta.run_id
+    for key, _ in ledger.txn.scan(CLAIMABLE):
+        group = ledger.listed(key)
         spec = ledger.spec(group.group_id)
         start = max(version, group.min_version)
         if group.deadline_wall_s is None:
@@ -83,10 +83,12 @@ def claim(
                     min_version=start,
                     lease_expires_s=member.lease_expires_s,
                     group_deadline_s=group.deadline_wall_s,
-                    run_id=ledger.meta.run_id,
+                    run_id=run_id,
                 )
             )
         ledger.save(group)
+        if len(slots) >= max_slots:
+            break
     ledger.count("claimed", len(slots))
     return tuple(slots)
 

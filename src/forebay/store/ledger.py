@@ -23,6 +23,7 @@ from forebay.store.records import (
     Derived,
     Group,
     Meta,
+    damaged,
     decode_entry,
     decode_group,
     decode_meta,
@@ -32,7 +33,9 @@ from forebay.store.records import (
     encode_record,
     group_key,
     journal_key,
+    parse_place,
     payload_key,
+    payloads_key,
     spec_key,
 )
 from forebay.store.settings import StoreSettings
@@ -59,7 +62,7 @@ class Ledger:
             raise StoreError("the store has no record of its run", remedy="Remove the store and start again.")
         self.settings, self.now_s = settings, now_s
         self._txn = txn
-        self._meta: Meta = decode_meta(raw)
+        self._meta: Meta = decode_meta(META_KEY, raw)
         if self._meta.live_by_environment is None:
             self._meta.live_by_environment = count_live(txn)
         self._groups: dict[str, Group] = {}
@@ -81,7 +84,7 @@ class Ledger:
     def flush(self) -> None:
         """Write what is not written yet."""
         self._write_groups()
-        self._txn.put(META_KEY, encode_record(self._meta))
+        self._txn.put(META_KEY, encode_record(META_KEY, self._meta))
 
     def fence(self, incarnation: int) -> None:
         """Refuse a learner that is not the newest.
@@ -111,10 +114,11 @@ class Ledger:
         """Return a group to be worked on, or None."""
         group = self._groups.get(group_id)
         if group is None:
-            raw = self._txn.get(group_key(group_id))
+            key = group_key(group_id)
+            raw = self._txn.get(key)
             if raw is None:
                 return None
-            group = self._groups[group_id] = decode_group(raw)
+            group = self._groups[group_id] = decode_group(key, raw)
             self._written[group_id] = derive(group)
         return group
 
@@ -129,16 +133,28 @@ class Ledger:
             raise refusals.no_group(group_id)
         return group
 
+    def listed(self, key: bytes) -> Group:
+        """Return the group that a key of an ordered index names.
+
+        Raises:
+            DamagedError: There is none.
+        """
+        group = self.find(parse_place(key)[1])
+        if group is None:
+            raise damaged("index of groups", key, "it names a group that is not there")
+        return group
+
     def spec(self, group_id: str) -> GroupSpec:
         """Return what was dispatched.
 
         Raises:
             StoreError: The store holds no such group.
         """
-        raw = self._txn.get(spec_key(group_id))
+        key = spec_key(group_id)
+        raw = self._txn.get(key)
         if raw is None:
             raise refusals.no_group(group_id)
-        return decode_spec(raw)
+        return decode_spec(key, raw)
 
     def save(self, group: Group) -> None:
         """Keep the changes of a group."""
@@ -146,15 +162,17 @@ class Ledger:
 
     def insert(self, group: Group, spec: GroupSpec) -> None:
         """Write a new group."""
-        self._txn.put(spec_key(group.group_id), encode_record(spec))
+        key = spec_key(group.group_id)
+        self._txn.put(key, encode_record(key, spec))
         self._groups[group.group_id] = group
         self.save(group)
 
     def forget(self, group: Group) -> None:
         """Remove a group with its payloads."""
-        for index, member in enumerate(group.members):
-            if member.state == "arrived":
-                self.remove_payload(group, index)
+        for member in group.members:
+            if member.side_file:
+                self._txn.discard_file(member.side_file)
+        self._txn.delete_all(payloads_key(group.group_id))
         self._unsaved.pop(group.group_id, None)
         del self._groups[group.group_id]
         self._move(group, None)
@@ -186,34 +204,38 @@ class Ledger:
 
     def journal(self, after: int = -1) -> Iterator[JournalEntry]:
         """Yield the journal's entries after a step, in order; not to be mixed with writes."""
-        for _, raw in self.txn.scan(JOURNAL, journal_key(after + 1)):
-            yield decode_entry(raw)
+        for key, raw in self.txn.scan(JOURNAL, journal_key(after + 1)):
+            yield decode_entry(key, raw)
 
     def _write_groups(self) -> None:
         while self._unsaved:
             group = self._unsaved.popitem()[1]
             self._move(group, derive(group))
-            self._txn.put(group_key(group.group_id), encode_record(group))
+            key = group_key(group.group_id)
+            self._txn.put(key, encode_record(key, group))
 
     def _move(self, group: Group, after: Derived | None) -> None:
         """Write the difference between what followed from a group and what follows from it now."""
         before = self._written.pop(group.group_id, None)
         if after is not None:
             self._written[group.group_id] = after
-        self._move_indexes(before.indexes if before else {}, after.indexes if after else {})
         old, new = before.gauges if before else NOTHING, after.gauges if after else NOTHING
+        self._move_indexes(before.indexes if before else {}, after.indexes if after else {})
         meta = self._meta
         meta.gauges = meta.gauges.moved(old, new)
-        _add(meta.settled_by_environment, group.environment, new.settled - old.settled)
-        _add(meta.live_by_environment, group.environment, new.live - old.live)
+        moved = old[:4] != new[:4]
+        if moved:
+            _add(meta.settled_by_environment, group.environment, new.settled - old.settled)
+            _add(meta.live_by_environment, group.environment, new.live - old.live)
         old_start = before.summary.start if before else None
         new_start = after.summary.start if after else None
-        if old[:4] != new[:4] or old_start != new_start:
+        if moved or old_start != new_start:
             meta.watch += 1
 
     def _move_indexes(self, old: dict[bytes, bytes], new: dict[bytes, bytes]) -> None:
-        for key in old.keys() - new.keys():
-            self._txn.delete(key)
+        for key in old:
+            if key not in new:
+                self._txn.delete(key)
         for key, value in new.items():
             if old.get(key) != value:
                 self._txn.put(key, value)
@@ -221,7 +243,7 @@ class Ledger:
 
 def count_live(txn: Txn) -> dict[str, int]:
     """Return the groups that are not recorded, by environment, counted one by one."""
-    return dict(Counter(decode_summary(raw).environment for _, raw in txn.scan(LIVE)))
+    return dict(Counter(decode_summary(key, raw).environment for key, raw in txn.scan(LIVE)))
 
 
 def _add(totals: dict[str, int] | None, environment: str, amount: int) -> None:

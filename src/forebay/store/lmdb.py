@@ -19,10 +19,11 @@ import lmdb
 
 from forebay.errors import ConfigError, DamagedError, ForebayError, StoreError, StoreVersionError
 from forebay.store.compaction import sweep_compaction
+from forebay.store.data_file import DataFile, lengthen
 from forebay.store.file_systems import refuse_network_filesystem
 from forebay.store.group_commit import Committer, Operation
 from forebay.store.kv import Txn
-from forebay.store.marker import DATA_NAME, claim_directory, hold_directory, release_directory
+from forebay.store.marker import claim_directory, hold_directory, release_directory
 from forebay.store.records import GROUPS, QUARANTINED_FILES, decode_file, decode_group
 from forebay.store.settings import StoreSettings
 from forebay.store.side_files import SideFiles
@@ -75,7 +76,8 @@ class LmdbEngine:
             release_directory(self._held)
             raise
         self._env.reader_check()
-        _lengthen(path, self._env)
+        lengthen(path, self._env)
+        self._data = DataFile(path)
         self._files = SideFiles(path / "payloads", sync=settings.durability == "fsync")
         # Held by every read, and while the map is resized: lmdb allows no transaction then.
         self._reading = threading.Lock()
@@ -146,12 +148,14 @@ class LmdbEngine:
             self._committer.stop()
             with self._reading:
                 self._env.close()
+            self._data.close()
             release_directory(self._held)
 
     def _read_once(self, operation: Callable[[Txn], T]) -> T:
         with self._reading:
             if self._num_users == 0:
                 raise StoreError("the store is closed")
+            self._data.check()
             with self._env.begin() as txn:
                 return operation(LmdbTxn(txn, self._files))
 
@@ -181,7 +185,7 @@ class LmdbEngine:
                         raw.abort()
                         return False
                 txn.finish()
-        except lmdb.Error:
+        except (lmdb.Error, DamagedError):
             return False
         txn.remove_discarded()
         return True
@@ -210,6 +214,7 @@ class LmdbEngine:
             txn.remove_discarded()
 
     def _begin(self) -> Any:
+        self._data.check()
         try:
             return self._env.begin(write=True)
         except lmdb.MapResizedError:
@@ -280,6 +285,13 @@ class LmdbTxn:
         """Remove a key, if it is there."""
         self._txn.delete(key)
 
+    def delete_all(self, prefix: bytes) -> None:
+        """Remove every key that has a prefix."""
+        with self._txn.cursor() as cursor:
+            found = cursor.set_range(prefix)
+            while found and cursor.key().startswith(prefix):
+                found = cursor.delete()
+
     def first(self, prefix: bytes) -> tuple[bytes, bytes] | None:
         """Return the first item whose key has a prefix."""
         return next(self.scan(prefix), None)
@@ -307,8 +319,11 @@ class LmdbTxn:
 
     def finish(self) -> None:
         """Make the calls that were left for the end."""
-        for call in self._last_calls:
+        calls, self._last_calls = self._last_calls, []
+        for call in calls:
             call()
+        # What was shared refers to this transaction: a circle would wait for the garbage collector.
+        self.shared = None
 
     def remove_discarded(self) -> None:
         """Remove the side files that were discarded; for after the commit."""
@@ -335,24 +350,6 @@ def _open_environment(path: Path, settings: StoreSettings) -> Any:
         ) from error
 
 
-def _lengthen(path: Path, env: Any) -> None:
-    """Make the file as long as its pages say: one that was cut must fail with an error, not with SIGBUS.
-
-    The bytes added are a hole. Pages that lmdb gave up before it ever wrote them leave a file short as well,
-    so a short file alone proves no damage.
-    """
-
-    def missing_bytes() -> int:
-        num_bytes = int(env.info()["last_pgno"] + 1) * int(env.stat()["psize"])
-        return num_bytes - (path / DATA_NAME).stat().st_size
-
-    if missing_bytes() > 0:
-        with env.begin(write=True):  # nobody else lengthens it meanwhile
-            missing = missing_bytes()
-            if missing > 0:
-                os.truncate(path / DATA_NAME, (path / DATA_NAME).stat().st_size + missing)
-
-
 def _can_map(num_bytes: int) -> bool:
     """Return whether there are addresses: lmdb, refused them, would be left without a map."""
     try:
@@ -363,6 +360,6 @@ def _can_map(num_bytes: int) -> bool:
 
 
 def _side_files_in_use(txn: Txn) -> set[str]:
-    members = (member for _, raw in txn.scan(GROUPS) for member in decode_group(raw).members)
-    quarantined = {decode_file(raw)[0] for _, raw in txn.scan(QUARANTINED_FILES)}
+    members = (member for key, raw in txn.scan(GROUPS) for member in decode_group(key, raw).members)
+    quarantined = {decode_file(key, raw)[0] for key, raw in txn.scan(QUARANTINED_FILES)}
     return quarantined | {member.side_file for member in members if member.side_file}

@@ -70,6 +70,10 @@ class _MemoryTxn:
             self._undo.append((key, self._values[key]))
             self._remove(key)
 
+    def delete_all(self, prefix: bytes) -> None:
+        for key in [key for key, _ in self.scan(prefix)]:
+            self.delete(key)
+
     def first(self, prefix: bytes) -> tuple[bytes, bytes] | None:
         return next(self.scan(prefix), None)
 
@@ -91,6 +95,7 @@ class _MemoryTxn:
     def finish(self) -> None:
         for call in self._last_calls:
             call()
+        self._last_calls, self.shared = [], None
 
     def undo(self) -> None:
         for key, value in reversed(self._undo):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forebay.clock import Clock, SystemClock
 from forebay.errors import ConfigError
+from forebay.store.heap import keep_freed_memory
 from forebay.store.kv import Engine
 from forebay.store.lmdb import open_lmdb
 from forebay.store.memory import MemoryEngine
@@ -36,6 +37,7 @@ def open_store(settings: StoreSettings, run_id: str, clock: Clock | None = None)
         0
     """
     check_name(run_id, "run_id")
+    keep_freed_memory()
     clock = clock or SystemClock()
     if settings.engine == "redis":
         return open_redis(settings, run_id, clock)

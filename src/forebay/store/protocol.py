@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from forebay.errors import StoreError
 from forebay.staleness import Choice, Fork, OutstandingGroup
 from forebay.trajectory import PolicyVersion, Task, Trajectory
 
@@ -20,7 +21,7 @@ Durability = Literal["fsync", "os"]
 Chooser = Callable[[Sequence[OutstandingGroup]], Choice]
 
 
-class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
+class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A group to be dispatched.
 
     Args:
@@ -46,7 +47,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int = 3
 
 
-class Slot(msgspec.Struct, frozen=True, kw_only=True):
+class Slot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One member of a group, leased to an actor.
 
     Args:
@@ -74,7 +75,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
 
 
-class TakenGroup(msgspec.Struct, frozen=True, kw_only=True):
+class TakenGroup(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A settled group in the learner's hands.
 
     Args:
@@ -86,7 +87,7 @@ class TakenGroup(msgspec.Struct, frozen=True, kw_only=True):
     trajectories: tuple[Trajectory, ...]
 
 
-class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One consumed batch: enough to make it again, bit for bit, from the stored frames.
 
     Args:
@@ -223,6 +224,18 @@ class TrajectorySink(Protocol):
             RefusedError: The trajectory does not belong to the slot (counted as `rejected.foreign`), or
                 exceeds `store.max_trajectory_bytes` (`rejected.too_large`); trying again does not help.
             StoreError: The disk or the store's file is full; it was not stored, and may be tried again.
+        """
+        ...
+
+    def put_many(self, results: Sequence[tuple[Trajectory, Slot]]) -> tuple[Receipt | StoreError, ...]:
+        """Store results of slots together: one commit, or one round trip, for all of them.
+
+        Each is judged as `put` would judge it, in order, and has an outcome of its own: one that is refused,
+        or cannot be stored, harms none of the others. A crash may leave some of them stored, each of them
+        whole or not at all.
+
+        Returns:
+            For each its receipt, or the error that `put` would have raised.
         """
         ...
 

@@ -14,6 +14,8 @@ Keys::
     x/GROUP/MEMBER          name and size of a side file that could not be read back
 
 `o`, `c` and `d` and every total in `Meta` follow from the group records: `derive` is their one definition.
+Every record ends with a checksum over its key and itself, so that one which a disk changed, or put elsewhere,
+is an error and never read as something else.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
+import xxhash
 
 from forebay.errors import DamagedError
 from forebay.staleness import Fork, OutstandingGroup
@@ -32,7 +35,7 @@ from forebay.trajectory import PolicyVersion
 
 T = TypeVar("T")
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 MemberState = Literal["free", "leased", "arrived", "failed", "missing"]
 GroupState = Literal["open", "settled", "taken", "recorded"]
@@ -48,6 +51,7 @@ JOURNAL: Final = b"j/"
 QUARANTINE: Final = b"q/"
 QUARANTINED_FILES: Final = b"x/"
 _INT_BYTES: Final = 8
+_CHECKSUM_BYTES: Final = 8
 
 
 class Meta(msgspec.Struct, kw_only=True):
@@ -243,7 +247,8 @@ def derive(group: Group) -> Derived:
     indexes: dict[bytes, bytes] = {}
     summary = Summary(group.environment, group.state, start, reserved, group.dispatched_s)
     if group.state != "recorded":
-        indexes[LIVE + place] = _encode(summary)
+        key = LIVE + place
+        indexes[key] = encode_record(key, summary)
     if free:
         indexes[CLAIMABLE + place] = b""
     if group.state == "open" and due_s < math.inf:
@@ -270,7 +275,7 @@ def _place(number: int, group_id: str) -> bytes:
 def parse_place(key: bytes) -> tuple[int, str]:
     """Return the number and the group of a key of one of the ordered indexes."""
     body = key[2:]
-    return int.from_bytes(body[:_INT_BYTES], "big"), body[_INT_BYTES:].decode()
+    return int.from_bytes(body[:_INT_BYTES], "big"), body[_INT_BYTES:].decode(errors="replace")
 
 
 def group_key(group_id: str) -> bytes:
@@ -283,9 +288,14 @@ def spec_key(group_id: str) -> bytes:
     return SPECS + group_id.encode()
 
 
+def payloads_key(group_id: str, prefix: bytes = PAYLOADS) -> bytes:
+    """Return what the keys of all payloads of a group begin with, and no others."""
+    return prefix + group_id.encode() + b"/"
+
+
 def payload_key(group_id: str, member: int, prefix: bytes = PAYLOADS) -> bytes:
     """Return the key of a member's payload."""
-    return prefix + group_id.encode() + b"/" + member.to_bytes(4, "big")
+    return payloads_key(group_id, prefix) + member.to_bytes(4, "big")
 
 
 def parse_payload_key(key: bytes) -> tuple[str, int]:
@@ -299,21 +309,35 @@ def journal_key(step: int) -> bytes:
 
 
 _encode = msgspec.msgpack.Encoder().encode
-encode_record = _encode
 
 
-def _decoder(kind: type[T], name: str) -> Callable[[bytes], T]:
-    """Return a function that reads records of one kind; damage is an error that says so."""
+def encode_record(key: bytes, record: object) -> bytes:
+    """Return a record as it lies under a key: MessagePack, and xxh3-64 of the key and that."""
+    body = _encode(record)
+    return body + xxhash.xxh3_64_digest(key + body)
+
+
+def damaged(name: str, key: object, why: object) -> DamagedError:
+    """Return the error of a record that is not as it was written."""
+    return DamagedError(
+        f"the store's {name} is damaged: {why}",
+        got=key,
+        remedy="Check its disk; restore the store from a copy, or start a new run.",
+    )
+
+
+def _decoder(kind: type[T], name: str) -> Callable[[bytes, bytes], T]:
+    """Return what reads records of one kind from key and bytes; damage is an error that says so."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
-    def read(raw: bytes) -> T:
+    def read(key: bytes, raw: bytes) -> T:
+        body = raw[:-_CHECKSUM_BYTES]
+        if xxhash.xxh3_64_digest(key + body) != raw[-_CHECKSUM_BYTES:]:
+            raise damaged(name, key, "its checksum does not match")
         try:
-            return decode(raw)
+            return decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise DamagedError(
-                f"the store's {name} is damaged: {error}",
-                remedy="Check its disk; restore the store from a copy, or start a new run.",
-            ) from error
+            raise damaged(name, key, error) from error
 
     return read
 

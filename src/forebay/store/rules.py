@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from forebay.clock import Clock
+from forebay.errors import StoreError
 from forebay.staleness import Choice, OutstandingGroup
 from forebay.store import accounting, batches, journal, leases
 from forebay.store import groups as group_rules
@@ -19,7 +20,7 @@ from forebay.store.protocol import (
     StoreStats,
     TakenGroup,
 )
-from forebay.store.putting import put_trajectory
+from forebay.store.putting import put_trajectories, receipt_of
 from forebay.store.settings import StoreSettings
 from forebay.store.taking import settle_expired, take_groups
 from forebay.store.transactions import Transactions
@@ -65,7 +66,11 @@ class RuleStore:
 
     def put(self, trajectory: Trajectory, slot: Slot) -> Receipt:
         """Store a result; see `TrajectorySink.put`."""
-        return put_trajectory(self._transactions, trajectory, slot)
+        return receipt_of(self.put_many(((trajectory, slot),))[0])
+
+    def put_many(self, results: Sequence[tuple[Trajectory, Slot]]) -> tuple[Receipt | StoreError, ...]:
+        """Store results together; see `TrajectorySink.put_many`."""
+        return put_trajectories(self._transactions, results)
 
     def dispatch(self, groups: Sequence[GroupSpec], *, incarnation: int) -> int:
         """Make groups claimable; see `TaskSink.dispatch`."""

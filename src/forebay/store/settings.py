@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from forebay.errors import ConfigError
-from forebay.store.address import parse_address
+from forebay.store.address import is_loopback, parse_address
 from forebay.store.protocol import Durability
 
 _GIB = 1 << 30
@@ -51,7 +51,8 @@ class StoreSettings(BaseModel):
     )
     url: str | None = Field(
         None,
-        description="redis: the server, redis://HOST:PORT/DATABASE, or rediss:// for TLS. No password here.",
+        description="redis: the server, redis://HOST:PORT/DATABASE, or rediss:// for TLS; several hosts, or "
+        "redis+sentinel://HOSTS/SERVICE/DATABASE, for fail-over. No password here.",
     )
     username: str | None = Field(None, description="redis: user of the server's access list.")
     password_env: str | None = Field(
@@ -97,9 +98,10 @@ class StoreSettings(BaseModel):
                 "store.tls_cert_file and store.tls_key_file belong together: set both or neither."
             )
         if not (address.tls or address.is_loopback or self.allow_plaintext):
+            others = ", ".join(host for host, _ in address.servers if not is_loopback(host))
             raise ValueError(
                 f"store.url {self.url} would send every trajectory, and the password, in the clear to "
-                f"{address.host}. Use rediss://, or set store.allow_plaintext=true on a network you trust."
+                f"{others}. Use rediss://, or set store.allow_plaintext=true on a network you trust."
             )
         if self.username is not None and self.password_env is None:
             raise ValueError("store.username needs store.password_env: the variable that holds its password.")

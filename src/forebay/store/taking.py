@@ -13,6 +13,7 @@ from forebay.store.transactions import Transactions
 
 _FIRST_PAUSE_S = 0.002
 _LAST_PAUSE_S = 0.025
+_PAUSE_TO_LOOK = 4.0
 
 
 def settle_expired(transactions: Transactions) -> int:
@@ -27,7 +28,8 @@ def take_groups(
 
     Waits for: a settled group, a published version, a deadline that passes. Unblocked by: actors' puts, the
     learner's own publish, the clock. Its own deadline: `timeout_s`. Between two looks at the groups it
-    reads one small record, every 2 to 25 ms.
+    reads one small record, every 2 to 25 ms; a look at many groups is followed by a pause in proportion, so
+    that waiting for a batch does not take the processor from those who make it.
     """
     clock = transactions.clock
     deadline_s = clock.monotonic_s() + timeout_s
@@ -37,6 +39,7 @@ def take_groups(
     while True:
         settle_expired(transactions)
         if seen is None or seen.watch != transactions.read(_watch):
+            began_s = clock.monotonic_s()
             seen = transactions.read(lambda ledger: look(ledger, incarnation, choose))
             num_live = seen.num_live if num_live is None else num_live
             taken = _seize(transactions, incarnation, seen)
@@ -46,12 +49,17 @@ def take_groups(
             # A group that left untrained must be replaced by the caller: waiting on would starve it.
             if taken or seen.choice.stale or seen.num_live < num_live:
                 return taken, seen.choice
-            pause_s = _FIRST_PAUSE_S
+            pause_s = first_pause_s(clock.monotonic_s() - began_s)
         left_s = deadline_s - clock.monotonic_s()
         if left_s <= 0.0:
             return (), seen.choice
         clock.sleep(min(pause_s, left_s))
         pause_s = min(2.0 * pause_s, _LAST_PAUSE_S)
+
+
+def first_pause_s(look_s: float) -> float:
+    """Return how long to wait after a look that took so long."""
+    return min(max(_FIRST_PAUSE_S, _PAUSE_TO_LOOK * look_s), _LAST_PAUSE_S)
 
 
 def _watch(ledger: Ledger) -> int:

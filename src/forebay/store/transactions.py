@@ -58,7 +58,7 @@ def _is_ours(txn: Txn, run_id: str) -> bool:
     raw = txn.get(META_KEY)
     if raw is None:
         return False
-    meta = decode_meta(raw)
+    meta = decode_meta(META_KEY, raw)
     if meta.format != FORMAT_VERSION:
         raise StoreVersionError("the store has another format", got=meta.format, limit=FORMAT_VERSION)
     if meta.run_id != run_id:
@@ -73,4 +73,4 @@ def _is_ours(txn: Txn, run_id: str) -> bool:
 
 def _begin(txn: Txn, run_id: str) -> None:
     if not _is_ours(txn, run_id):
-        txn.put(META_KEY, encode_record(Meta(run_id=run_id, gauges=NOTHING)))
+        txn.put(META_KEY, encode_record(META_KEY, Meta(run_id=run_id, gauges=NOTHING)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from forebay.envs.protocol import Action, Outcome
 from forebay.errors import ConfigError, PeerFailedError, StoreError
 from forebay.store.protocol import Slot
-from forebay.trajectory import PolicyVersion, Task
+from forebay.trajectory import PolicyVersion, Task, Trajectory
 from tests.unit.actors.support import (
     CHAT,
     Scripted,
@@ -357,11 +358,13 @@ class Braking:
     def __init__(self, store: Any, failures: int) -> None:
         self._store, self.failures = store, failures
 
-    def put(self, trajectory: Any, slot: Slot) -> Any:
-        if self.failures:
-            self.failures -= 1
-            raise StoreError("the disk is full")
-        return self._store.put(trajectory, slot)
+    def put_many(self, results: Sequence[tuple[Trajectory, Slot]]) -> list[Any]:
+        outcomes: list[Any] = []
+        for result in results:
+            failed = self.failures > 0
+            self.failures -= int(failed)
+            outcomes += [StoreError("the disk is full")] if failed else self._store.put_many([result])
+        return outcomes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

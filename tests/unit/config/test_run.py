@@ -40,10 +40,23 @@ def test_c68_bad_values_name_key_value_and_remedy(override: str, named: str) -> 
     assert named in refusal(override)
 
 
-def test_c14_groups_of_one_are_refused() -> None:
-    assert "batching.group_size: Input should be greater than or equal to 2, got 1" in refusal(
-        "batching.group_size=1"
+def test_c14_groups_of_one_are_refused_where_members_are_compared() -> None:
+    assert "one has no baseline (got batching.group_size=1, limit 2)" in refusal("batching.group_size=1")
+    assert "(got batching.min_group_size=1, limit 2)" in refusal("batching.min_group_size=1")
+
+
+@pytest.mark.parametrize("preset", ["ppo-critic", "impala", "reinforce++"])
+def test_an_episode_is_enough_where_nobody_is_compared(preset: str) -> None:
+    config = load_config(None, [f"objective.preset={preset}", "batching.group_size=1"])
+    assert (config.division.size, config.division.min_size) == (1, 1)
+
+
+def test_settings_of_a_critic_need_one() -> None:
+    assert (
+        'value.clip = 0.2 is unused: there is no critic (got objective.advantage = "group_mean"'
+        in refusal("value.clip=0.2")
     )
+    assert load_config(None, ["objective.advantage=gae", "value.clip=0.2"]).value.clip == 0.2
 
 
 def test_c76_an_open_address_needs_a_token() -> None:

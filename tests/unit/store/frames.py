@@ -1,4 +1,4 @@
-"""Stored frames, reached past the store: what a bad disk or a hostile writer would do to them."""
+"""Stored frames and records, reached past the store: what a bad disk or a hostile writer would do to them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from forebay.store.records import decode_group, group_key, payload_key
+from forebay.store.records import (
+    CLAIMABLE,
+    LIVE,
+    META_KEY,
+    decode_group,
+    group_key,
+    journal_key,
+    payload_key,
+    spec_key,
+)
 
 
 class Frames(Protocol):
@@ -23,6 +32,34 @@ class Frames(Protocol):
     def remove(self, group_id: str, member: int) -> None:
         """Lose a member's frame."""
         ...
+
+
+class Records(Protocol):
+    """The records of a store that are not frames: of g0, recorded in step 1, and of g1, which is settled."""
+
+    kinds: tuple[str, ...]
+
+    def read(self, kind: str) -> bytes:
+        """Return a record."""
+        ...
+
+    def write(self, kind: str, raw: bytes) -> None:
+        """Exchange a record."""
+        ...
+
+    def list_stranger(self, group_id: str) -> None:
+        """List a group that is not there among those that can be claimed, before all others."""
+        ...
+
+
+def records_of(store: Any, settings: Mapping[str, Any]) -> Records:
+    """Return the records of a store, whatever its engine.
+
+    Args:
+        store: An open store.
+        settings: What it was opened with.
+    """
+    return ServedRecords(store) if settings["engine"] == "redis" else KeptRecords(store)
 
 
 def frames_of(store: Any, settings: Mapping[str, Any]) -> Frames:
@@ -99,6 +136,74 @@ class KeptFrames:
         self._engine.write(lambda txn: txn.delete(payload_key(group_id, member)))
 
     def _side_file(self, group_id: str, member: int) -> Path | None:
-        group = decode_group(self._engine.read(lambda txn: txn.get(group_key(group_id))))
+        key = group_key(group_id)
+        group = decode_group(key, self._engine.read(lambda txn: txn.get(key)))
         name = group.members[member].side_file
         return self._directory / name if name and self._directory else None
+
+
+class ServedRecords:
+    """The records of a store on a server.
+
+    Args:
+        store: An open store.
+    """
+
+    kinds = ("totals", "group", "task", "summary", "entry", "batch")
+
+    def __init__(self, store: Any) -> None:
+        self._server = store._server
+
+    def read(self, kind: str) -> bytes:
+        """Return a record."""
+        verb, *place = self._place(kind)
+        return bytes(self._server.ask(f"{verb}GET", *place))
+
+    def write(self, kind: str, raw: bytes) -> None:
+        """Exchange a record."""
+        verb, *place = self._place(kind)
+        self._server.ask(f"{verb}SET", *place, raw)
+
+    def list_stranger(self, group_id: str) -> None:
+        """List a group that is not there among those that can be claimed, before all others."""
+        self._server.ask("ZADD", f"{self._server.prefix}claimable", -1, group_id)
+
+    def _place(self, kind: str) -> tuple[str, ...]:
+        prefix = self._server.prefix
+        return {
+            "totals": ("H", f"{prefix}meta", "totals"),
+            "group": ("", f"{prefix}g:g0"),
+            "task": ("", f"{prefix}t:g0"),
+            "summary": ("H", f"{prefix}summaries", "g1"),
+            "entry": ("H", f"{prefix}entries", "1"),
+            "batch": ("H", f"{prefix}batches", "1"),
+        }[kind]
+
+
+class KeptRecords:
+    """The records of a store over an ordered engine.
+
+    Args:
+        store: An open store.
+    """
+
+    kinds = ("totals", "group", "task", "summary", "entry")
+
+    def __init__(self, store: Any) -> None:
+        self._engine = store._transactions.engine
+
+    def read(self, kind: str) -> bytes:
+        """Return a record."""
+        return bytes(self._engine.read(lambda txn: txn.get(self._key(txn, kind))))
+
+    def write(self, kind: str, raw: bytes) -> None:
+        """Exchange a record."""
+        self._engine.write(lambda txn: txn.put(self._key(txn, kind), raw))
+
+    def list_stranger(self, group_id: str) -> None:
+        """List a group that is not there among those that can be claimed, before all others."""
+        self._engine.write(lambda txn: txn.put(CLAIMABLE + bytes(8) + group_id.encode(), b""))
+
+    def _key(self, txn: Any, kind: str) -> bytes:
+        keys = {"totals": META_KEY, "group": group_key("g0"), "task": spec_key("g0"), "entry": journal_key(1)}
+        return keys[kind] if kind in keys else bytes(txn.first(LIVE)[0])

@@ -255,6 +255,81 @@ class TestPut:
         assert take(store, 10) == [f"g{i}" for i in range(10)]
 
 
+class TestPutMany:
+    def test_each_result_has_its_own_outcome_and_harms_no_other(self, opened: OpenStore) -> None:
+        store = opened(max_trajectory_bytes=8192)
+        store.dispatch([make_spec(0, group_size=4), make_spec(1, group_size=3)], incarnation=0)
+        slots = claim(store)
+        early = make_trajectory(slots[0], name="early")
+        assert store.put(early, slots[0]) == "accepted"
+        outcomes = store.put_many(
+            [
+                (make_trajectory(slots[1]), slots[1]),
+                (early, slots[0]),
+                (make_trajectory(slots[0], name="another"), slots[0]),
+                (make_trajectory(slots[3]), slots[2]),
+                (make_trajectory(slots[2], num_tokens=8000), slots[2]),
+                (make_trajectory(slots[4]), slots[4]),
+                (make_trajectory(slots[2]), slots[2]),
+            ]
+        )
+        receipts = [outcome if isinstance(outcome, str) else type(outcome) for outcome in outcomes]
+        assert receipts == [
+            *("accepted", "duplicate", "late", RefusedError, RefusedError, "accepted", "accepted")
+        ]
+        assert "member differs" in str(outcomes[3])
+        assert "limit store.max_trajectory_bytes=8192" in str(outcomes[4])
+        counters = store.stats().counters
+        assert (counters["accepted"], counters["duplicate"], counters["late"]) == (4, 1, 1)
+        assert (counters["rejected.foreign"], counters["rejected.too_large"]) == (1, 1)
+        assert store.stats().stored_trajectories == 4
+        assert store.audit() == ()
+
+    def test_groups_settle_in_one_call(self, store: Store) -> None:
+        store.dispatch([make_spec(i, group_size=4) for i in range(3)], incarnation=0)
+        slots = claim(store)
+        results = [(make_trajectory(slot, name=f"t{i}"), slot) for i, slot in enumerate(slots)]
+        assert store.put_many(results[:6]) == ("accepted",) * 6
+        assert (store.stats().settled_groups, store.stats().open_groups) == (1, 2)
+        assert store.put_many(results) == (*("duplicate",) * 6, *("accepted",) * 6)
+        groups, _ = store.take(incarnation=0, choose=oldest_first(3), timeout_s=0.0)
+        assert [t.trajectory_id for group in groups for t in group.trajectories] == [
+            f"t{i}" for i in range(12)
+        ]
+
+    def test_the_first_of_a_member_wins(self, store: Store) -> None:
+        store.dispatch([make_spec(0)], incarnation=0)
+        slot = claim(store)[0]
+        first, second = (make_trajectory(slot, name=name) for name in ("first", "second"))
+        assert store.put_many([(first, slot), (second, slot), (first, slot)]) == (
+            *("accepted", "late", "duplicate"),
+        )
+
+    def test_the_deadline_that_the_first_result_meets_settles_the_group(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        store.dispatch([make_spec(0, group_size=3, deadline_s=60.0), make_spec(1)], incarnation=0)
+        slots = claim(store, ttl_s=1e6)
+        clock.advance(61.0)
+        results = [(make_trajectory(slot), slot) for slot in slots]
+        assert store.put_many(results) == ("accepted", "late", "late", "accepted", "late")
+        assert store.stats().counters["members.missing"] == 3
+        assert take(store, 2) == ["g0", "g1"]
+
+    def test_nothing_to_put(self, store: Store) -> None:
+        assert store.put_many([]) == ()
+
+    def test_large_and_small_ones_go_together(self, store: Store) -> None:
+        store.dispatch([make_spec(0, group_size=3, member_bytes=4 << 20)], incarnation=0)
+        results = [
+            (make_trajectory(slot, num_tokens=num_tokens), slot)
+            for slot, num_tokens in zip(claim(store), (8, 400_000, 2000), strict=True)
+        ]
+        assert store.put_many(results) == ("accepted",) * 3
+        ((group,), _) = store.take(incarnation=0, choose=oldest_first(1), timeout_s=0.0)
+        assert [trajectory.num_tokens for trajectory in group.trajectories] == [8, 400_000, 2000]
+
+
 class TestGroupRule:
     def test_every_member_settles_the_group(self, store: Store) -> None:
         store.dispatch([make_spec(0, group_size=2, min_group_size=1)], incarnation=0)
@@ -280,6 +355,26 @@ class TestGroupRule:
         assert store.heartbeat(slots, ttl_s=10.0) == tuple(slots)
         assert store.stats().counters["members.missing"] == 2
         assert store.stats().leased_slots == 0
+
+    @pytest.mark.parametrize("group_size", [501, 2345])
+    def test_a_group_may_have_thousands_of_members(
+        self, store: Store, clock: ManualClock, group_size: int
+    ) -> None:
+        store.dispatch([make_spec(0, group_size=group_size)], incarnation=0)
+        slots = store.claim(2 * group_size, ttl_s=30.0, actor="actor", version=FIRST)
+        assert [slot.member for slot in slots] == list(range(group_size))
+        assert store.heartbeat(slots, ttl_s=600.0) == ()
+        arrived = (0, 499, group_size - 1)
+        for member in arrived:
+            assert store.put(make_trajectory(slots[member]), slots[member]) == "accepted"
+        store.fail(slots[1], reason="environment")
+        assert store.audit() == ()
+        clock.advance(60.0)
+        ((group,), _) = store.take(incarnation=0, choose=oldest_first(1), timeout_s=0.0)
+        assert [trajectory.member for trajectory in group.trajectories] == list(arrived)
+        stats = store.stats()
+        assert stats.counters["members.missing"] == group_size - len(arrived)
+        assert stats.stored_trajectories == len(arrived)
 
     def test_the_deadline_drops_what_is_too_little(self, store: Store, clock: ManualClock) -> None:
         store.dispatch([make_spec(0, group_size=3, min_group_size=2)], incarnation=0)

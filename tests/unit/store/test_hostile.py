@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 
 from forebay.errors import DamagedError
 from forebay.store import Store, StoreSettings, batches, count_lost, view_store
-from forebay.store.rules import RuleStore
 from forebay.trajectory import PolicyVersion
 from forebay.wire import encode
 from tests.unit.store.builders import (
@@ -24,7 +24,7 @@ from tests.unit.store.builders import (
     oldest_first,
 )
 from tests.unit.store.conftest import OpenStore
-from tests.unit.store.frames import Frames, frames_of
+from tests.unit.store.frames import Frames, frames_of, records_of
 
 
 class Canary:
@@ -172,19 +172,102 @@ def test_a_quarantine_is_bounded_and_says_when_it_is_full(
     assert counters["corrupt.bad_magic"] == 5
 
 
-@pytest.mark.parametrize("key", [b"m", b"g/g0", b"t/g0", b"o/", b"j/"])
-def test_a_damaged_record_is_an_error_that_says_so(opened: OpenStore, key: bytes) -> None:
+# Every kind of record that is not a frame, and a call that reads it.
+READERS: dict[str, Callable[[Store], object]] = {
+    "totals": lambda store: store.stats(),
+    "group": lambda store: store.read_group("g0"),
+    "task": lambda store: store.read_group("g0"),
+    "summary": lambda store: store.take(incarnation=0, choose=oldest_first(1), timeout_s=0.0),
+    "entry": lambda store: store.journal(),
+    "batch": lambda store: store.truncate_journal(0, incarnation=0),
+}
+NUM_FLIPS = 48
+GARBAGE = (b"", b"\xc1", pickle.dumps(Canary()), b"\x93\xa1\xff", bytes(400))
+
+
+def test_a_damaged_record_is_an_error_that_names_it(
+    opened: OpenStore, engine_settings: dict[str, Any]
+) -> None:
+    """Garbage, a missing byte, and flipped bits, the first and the last among them."""
     store = opened()
     fill(store, 2)
-    taken, _ = store.take(incarnation=0, choose=oldest_first(1), timeout_s=0.0)
-    store.record(make_entry(1, [group.spec.group_id for group in taken]), incarnation=0)
-    if not isinstance(store, RuleStore):
-        pytest.skip("a server keeps its own records")
-    engine = store._transactions.engine
-    whole, _ = engine.read(lambda txn: txn.first(key))
-    for garbage in (b"", b"\xc1", pickle.dumps(Canary()), b"\x93\xa1\xff"):
-        engine.write(lambda txn, garbage=garbage: txn.put(whole, garbage))
-        with pytest.raises(
-            DamagedError, match=r"the store's .* is damaged: .* restore the store from a copy"
-        ):
-            (store.read_group("g0"), store.audit())
+    store.take(incarnation=0, choose=oldest_first(1), timeout_s=0.0)
+    store.record(make_entry(1, ["g0"]), incarnation=0)
+    records = records_of(store, engine_settings)
+    for kind in records.kinds:
+        whole = records.read(kind)
+        rng = random.Random(kind)
+        last = 8 * len(whole) - 1
+        bits = [0, last, *(rng.randrange(last) for _ in range(NUM_FLIPS))]
+        flipped = [whole[: b // 8] + bytes([whole[b // 8] ^ 1 << b % 8]) + whole[b // 8 + 1 :] for b in bits]
+        for spoiled in (*GARBAGE, whole[:-1], whole[1:], whole + b"\0", *flipped):
+            records.write(kind, spoiled)
+            with pytest.raises(DamagedError, match=r"the store's .* is damaged: .*[Rr]estore .* from a copy"):
+                READERS[kind](store)
+        records.write(kind, whole)
+    for kind in records.kinds:
+        READERS[kind](store)
+    assert store.audit() == ()
+
+
+@pytest.mark.parametrize("kind", ["totals", "group"])
+def test_nothing_is_acknowledged_over_a_damaged_record(
+    opened: OpenStore, engine_settings: dict[str, Any], kind: str
+) -> None:
+    store = opened()
+    store.dispatch([make_spec(0)], incarnation=0)
+    slot, _ = store.claim(2, ttl_s=60.0, actor="actor", version=FIRST)
+    records = records_of(store, engine_settings)
+    whole = records.read(kind)
+    records.write(kind, flip(len(whole) // 2)(whole))
+    for call in (
+        lambda: store.put(make_trajectory(slot), slot),
+        lambda: store.heartbeat([slot], ttl_s=60.0),
+        lambda: store.fail(slot, reason="late"),
+        lambda: store.rewind(0),
+        store.audit,
+    ):
+        with pytest.raises(DamagedError, match="is damaged"):
+            call()
+    records.write(kind, whole)
+    assert store.put(make_trajectory(slot), slot) == "accepted"
+    assert store.audit() == ()
+
+
+def test_a_damaged_group_harms_no_other_put_of_the_same_call(
+    opened: OpenStore, engine_settings: dict[str, Any]
+) -> None:
+    store = opened()
+    store.dispatch([make_spec(0), make_spec(1)], incarnation=0)
+    slots = store.claim(4, ttl_s=60.0, actor="actor", version=FIRST)
+    records = records_of(store, engine_settings)
+    whole = records.read("group")
+    records.write("group", flip(len(whole) // 2)(whole))
+    results = [(make_trajectory(slot), slot) for slot in (slots[2], slots[0], slots[1], slots[3])]
+    first, *spoiled, last = store.put_many(results)
+    assert (first, last) == ("accepted", "accepted")
+    assert [type(outcome) for outcome in spoiled] == [DamagedError, DamagedError]
+    records.write("group", whole)
+    assert store.put_many(results) == ("duplicate", "accepted", "accepted", "duplicate")
+    assert store.audit() == ()
+
+
+def test_records_that_changed_places_are_damaged(opened: OpenStore, engine_settings: dict[str, Any]) -> None:
+    """A whole record under another's name, as a disk that confuses two blocks would leave it."""
+    store = opened()
+    fill(store, 1)
+    records = records_of(store, engine_settings)
+    records.write("group", records.read("task"))
+    with pytest.raises(DamagedError, match="g0"):
+        store.read_group("g0")
+
+
+def test_an_index_that_names_a_group_that_is_not_there_is_damaged(
+    opened: OpenStore, engine_settings: dict[str, Any]
+) -> None:
+    store = opened()
+    store.dispatch([make_spec(0)], incarnation=0)
+    records_of(store, engine_settings).list_stranger("a9")
+    with pytest.raises(DamagedError, match=r"index.* names a group that is not there.*a9"):
+        store.claim(1, ttl_s=60.0, actor="actor", version=FIRST)
+    assert store.audit() != ()

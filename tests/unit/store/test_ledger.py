@@ -46,7 +46,7 @@ class Gathering(MemoryEngine):
 
     def content(self) -> dict[bytes, bytes]:
         """Everything, but for the number that only tells that something has changed."""
-        meta = decode_meta(self._values[META_KEY])
+        meta = decode_meta(META_KEY, self._values[META_KEY])
         return self._values | {META_KEY: msgspec.json.encode(msgspec.structs.replace(meta, watch=0))}
 
 

@@ -300,3 +300,55 @@ except StoreError as error:
     )
     assert outcome.returncode == 0, outcome.stderr
     assert re.match(r"the file of the store in .* is damaged: .*|the store's .* is damaged", outcome.stdout)
+
+
+@pytest.mark.parametrize("kind", ["store", "view"])
+def test_a_file_that_is_cut_under_a_process_is_an_error_at_the_next_call(tmp_path: Path, kind: str) -> None:
+    """The other process has read every page; at each line that it is sent it makes the calls again."""
+    store = open_at(tmp_path)
+    store.dispatch([make_spec(i, group_size=1) for i in range(40)], incarnation=0)
+    for slot in claim(store):
+        store.put(make_trajectory(slot, num_tokens=2000), slot)
+    store.close()
+    program = """
+import sys
+from pathlib import Path
+from forebay.errors import DamagedError
+from forebay.store import StoreSettings, open_store, view_store
+from tests.unit.store.builders import RUN, make_spec
+settings = StoreSettings(path=Path(sys.argv[1]), durability="os")
+if sys.argv[2] == "view":
+    calls = (view_store(settings, RUN).audit,)
+else:
+    store = open_store(settings, RUN)
+    calls = (store.audit, lambda: store.dispatch([make_spec(0)], incarnation=0))
+for line in sys.stdin:
+    said = []
+    for call in calls:
+        try:
+            said.append(call())
+        except DamagedError as error:
+            said.append(error)
+    print(*said, sep="|", flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program, tmp_path, kind],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert ask(other) == {"store": ["()", "1"], "view": ["()"]}[kind]
+        os.truncate(tmp_path / "data.mdb", 3 * 4096)
+        for said in ask(other):
+            assert re.match(r"the file of the store, .*, was cut while it was in use \(got 12288 bytes", said)
+        other.communicate(timeout=60)
+        assert other.returncode == 0
+
+
+def ask(other: subprocess.Popen[str]) -> list[str]:
+    assert other.stdin is not None
+    assert other.stdout is not None
+    other.stdin.write("go\n")
+    other.stdin.flush()
+    return other.stdout.readline().strip().split("|")

@@ -31,8 +31,8 @@ def test_another_run_is_refused_and_nothing_touched(tmp_path: Path) -> None:
 
 def test_another_format_is_refused_and_nothing_touched(tmp_path: Path) -> None:
     open_store(StoreSettings(path=tmp_path), "run-1").close()
-    (tmp_path / "store.json").write_text('{"format": 2, "run_id": "run-1"}')
-    refused(tmp_path, r"another format \(got format 2, limit format 1\)")
+    (tmp_path / "store.json").write_text('{"format": 1, "run_id": "run-1"}')
+    refused(tmp_path, r"another format \(got format 1, limit format 2\)")
 
 
 class _Canary:

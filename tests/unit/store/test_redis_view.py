@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from forebay.clock import ManualClock
-from forebay.errors import ConfigError, StoreError
+from forebay.errors import ConfigError, DamagedError, StoreError, StoreVersionError
 from forebay.store import Store, StoreSettings, count_lost, open_store, view_store
+from forebay.store.redis.packing import seal
 from tests.redis_server import EVERYSEC, empty_server, needs_redis
 from tests.unit.store.builders import FIRST, RUN, make_entry, make_spec, make_trajectory, oldest_first
 
@@ -110,9 +112,53 @@ def test_c61_a_damaged_frame_is_set_aside_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize(
+    ("changes", "got"),
+    [
+        ({"format": 1, "forks": b"\x90", "begun": 1, "recorded_step": 7}, f"format 1, run {RUN}"),
+        ({"format": "?"}, rf"format \?, run {RUN}"),
+        ({"run_id": "other"}, "format 2, run other"),
+    ],
+)
+def test_a_store_of_another_format_or_run_is_refused_and_not_touched(
+    settings: StoreSettings, client: Any, changes: dict[str, Any], got: str
+) -> None:
+    client.hset(f"{PREFIX}meta", mapping={"format": 2, "run_id": RUN} | changes)
+    before = client.hgetall(f"{PREFIX}meta")
+    for look in (open_store, view_store):
+        with pytest.raises(StoreVersionError, match=rf"got {got}, limit format 2, run {RUN}.*not touched"):
+            look(settings, RUN)
+    assert client.hgetall(f"{PREFIX}meta") == before
+    assert client.keys() == [f"{PREFIX}meta".encode()]
+
+
+def test_keys_of_another_kind_under_the_name_of_a_run_are_named(settings: StoreSettings, client: Any) -> None:
+    client.set(f"{PREFIX}meta", "something")
+    with pytest.raises(StoreError, match="holds keys that are not its own"):
+        open_store(settings, RUN)
+
+
+def test_a_count_that_is_no_number_is_damaged(store: Store, client: Any) -> None:
+    store.dispatch([make_spec(3)], incarnation=0)
+    (slot,) = store.claim(1, ttl_s=60.0, actor="actor", version=FIRST)
+    client.hset(f"{PREFIX}counters", "accepted", "1:")
+    for call in (store.stats, store.audit, lambda: store.put(make_trajectory(slot), slot)):
+        with pytest.raises(DamagedError, match=r"count.* is damaged"):
+            call()
+
+
+def miscount_leases(client: Any) -> None:
+    """Write totals that are whole, and wrong."""
+    raw = client.hget(f"{PREFIX}meta", "totals")
+    totals = list(struct.unpack(f">{len(raw) // 8 - 2}d", raw[:-16]))
+    totals[14] += 1
+    body = struct.pack(f">{len(totals)}d", *totals)
+    client.hset(f"{PREFIX}meta", "totals", seal(f"{PREFIX}meta", body))
+
+
+@pytest.mark.parametrize(
     ("tamper", "said"),
     [
-        (lambda client: client.hincrby(f"{PREFIX}meta", "leased", 1), "totals"),
+        (miscount_leases, "totals"),
         (lambda client: client.hincrby(f"{PREFIX}counters", "accepted", 1), "lost"),
         (lambda client: client.delete(f"{PREFIX}p:g1:0"), "missing or torn: g1/0"),
         (lambda client: client.delete(f"{PREFIX}g:g1"), "missing or torn: g1"),

@@ -113,6 +113,7 @@ def _store_tasks(layout: Layout, settings: dict[str, Any], puts_per_s: float, dr
         batch_groups=layout.batch_groups,
         puts_per_s=puts_per_s / layout.writers,
         drains=drains,
+        writers=layout.writers,
     )
     return [*_writers(workload.write, job, layout.writers), (workload.read, job)]
 

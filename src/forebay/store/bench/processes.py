@@ -81,6 +81,20 @@ class Pace:
             time.sleep(due_s - now_s)
         return due_s
 
+    def wait_for_some(self, most: int) -> list[float]:
+        """Wait until one is due; return the moments of all that are due by then, at most `most`.
+
+        Where nothing is paced, `most` are due at once.
+        """
+        due_s = [self.wait()]
+        if not self._interval_s:
+            return due_s * most
+        now_s = time.monotonic()
+        while len(due_s) < most and self._due_s <= now_s:
+            due_s.append(self._due_s)
+            self._due_s += self._interval_s
+        return due_s
+
 
 class Gate:
     """Where a process says that it is ready, and learns the window.

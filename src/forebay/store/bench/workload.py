@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from forebay.staleness import Choice, OutstandingGroup
 from forebay.store.bench.processes import Body, Gate, Pace, Sample, Window, work
 from forebay.store.opening import open_store
 from forebay.store.protocol import Chooser, GroupSpec, JournalEntry, Slot, Store
+from forebay.store.putting import receipt_of
 from forebay.store.settings import StoreSettings
 from forebay.trajectory import ActionSpan, PolicyVersion, Sampling, StepRecord, Task, Trajectory, VersionSpan
 from forebay.trajectory import Sequence as Branch
@@ -23,8 +25,12 @@ RUN_ID = "bench"
 GROUP_SIZE = 8
 ORIGIN = PolicyVersion(0, 0)
 _LEASE_S = 600.0
-_IDLE_S = 0.005
+_IDLE_S = 0.001
+_LONGEST_IDLE_S = 0.008
 _NOT_TIMED = -1.0
+_HELD_BATCHES = 4
+_WAITING_BATCHES = 4
+_LARGE_BYTES = 1 << 20
 _TOKEN_BYTES = 8  # an int32 token and the float32 logprob of an action
 
 
@@ -39,6 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         puts_per_s: Puts of this writer; 0 for as many as possible.
         number: Which writer it is.
         drains: Whether the reader only removes what arrived, as that of a bare baseline does.
+        writers: How many writers there are.
     """
 
     settings: dict[str, Any]
@@ -48,6 +55,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     puts_per_s: float = 0.0
     number: int = 0
     drains: bool = False
+    writers: int = 1
+
+    @property
+    def held_slots(self) -> int:
+        """Most members that a writer holds at once."""
+        return _HELD_BATCHES * self.in_flight
+
+    @property
+    def ahead_groups(self) -> int:
+        """Groups that the reader dispatches ahead: what may wait for it, and what the writers hold."""
+        return _WAITING_BATCHES * self.batch_groups + -(-self.writers * self.held_slots // GROUP_SIZE)
+
+    @property
+    def are_large(self) -> bool:
+        """Whether trajectories are so large that an actor puts each by itself."""
+        return self.payload_bytes >= _LARGE_BYTES
 
     def open(self) -> Store:
         """Open the store."""
@@ -119,50 +142,69 @@ def oldest_settled(num_groups: int, *, drains: bool = False) -> Chooser:
     return choose
 
 
+class Claims:
+    """The members that a writer works on, for its threads.
+
+    Args:
+        store: Where they are claimed.
+        most: Most of them at once: a writer that took more would let the others wait.
+    """
+
+    def __init__(self, store: Store, most: int) -> None:
+        self._store, self._most = store, most
+        self._slots: deque[Slot] = deque()
+        self._gate = threading.Lock()
+
+    def take(self, wanted: int) -> list[Slot]:
+        """Return up to `wanted` members, an empty list if there are none to claim."""
+        with self._gate:
+            if len(self._slots) < wanted:
+                num_more = self._most - len(self._slots)
+                self._slots += self._store.claim(num_more, ttl_s=_LEASE_S, actor="bench", version=ORIGIN)
+            return [self._slots.popleft() for _ in range(min(wanted, len(self._slots)))]
+
+
 def write(job: Job, gate: Gate) -> Sample:
-    """Claim members and put trajectories, several at once, as an actor process does."""
+    """Claim members and put trajectories as an actor process does: small ones together, large ones alone."""
     store = job.open()
     branch = make_branch(job.payload_bytes)
-    slots: SimpleQueue[Slot] = SimpleQueue()
-
-    def claim(window: Window) -> list[float]:
-        while time.monotonic() < window.end_s:
-            if slots.qsize() >= 4 * job.in_flight or not _claim(store, 8 * job.in_flight, slots):
-                time.sleep(_IDLE_S)
-        return []
+    claims = Claims(store, job.held_slots)
+    num_threads = job.in_flight if job.are_large else 1
+    together = job.in_flight // num_threads
 
     def putting(thread: int) -> Body:
-        interval_s = job.in_flight / job.puts_per_s if job.puts_per_s else 0.0
-        phase = (thread + job.number / 16) / job.in_flight
+        interval_s = num_threads / job.puts_per_s if job.puts_per_s else 0.0
+        phase = (thread + job.number / 16) / num_threads
 
         def put(window: Window) -> list[float]:
             pace = Pace(interval_s, window.warm_s + phase * interval_s)
             latencies = []
-            while (now_s := time.monotonic()) < window.end_s:
-                try:
-                    slot = slots.get(timeout=max(0.001, window.end_s - now_s))
-                except Empty:
-                    break
-                began_s = pace.wait()
-                store.put(make_trajectory(branch, slot, began_s), slot)
-                ended_s = time.monotonic()
-                if window.holds(ended_s):
-                    latencies.append(ended_s - began_s)
+            idle_s = _IDLE_S
+            while time.monotonic() < window.end_s:
+                slots = claims.take(together)
+                if not slots:
+                    time.sleep(idle_s)
+                idle_s = _IDLE_S if slots else min(2.0 * idle_s, _LONGEST_IDLE_S)
+                while slots:
+                    due = pace.wait_for_some(len(slots))
+                    batch = [
+                        (make_trajectory(branch, slot, due_s), slot)
+                        for due_s, slot in zip(due, slots, strict=False)
+                    ]
+                    slots = slots[len(batch) :]
+                    for outcome in store.put_many(batch):
+                        receipt_of(outcome)
+                    ended_s = time.monotonic()
+                    if window.holds(ended_s):
+                        latencies += [ended_s - trajectory.finished_s for trajectory, _ in batch]
             return latencies
 
         return put
 
     try:
-        return work(gate.pass_through(), [claim, *map(putting, range(job.in_flight))])
+        return work(gate.pass_through(), [putting(thread) for thread in range(num_threads)])
     finally:
         store.close()
-
-
-def _claim(store: Store, num_slots: int, slots: SimpleQueue[Slot]) -> bool:
-    claimed = store.claim(num_slots, ttl_s=_LEASE_S, actor="bench", version=ORIGIN)
-    for slot in claimed:
-        slots.put(slot)
-    return bool(claimed)
 
 
 def read(job: Job, gate: Gate) -> Sample:
@@ -175,7 +217,7 @@ def read(job: Job, gate: Gate) -> Sample:
         latencies: list[float] = []
         dispatched = step = gone_groups = 0
         while time.monotonic() < window.end_s:
-            wanted = gone_groups + 4 * job.batch_groups
+            wanted = gone_groups + job.ahead_groups
             if dispatched < wanted:
                 store.dispatch(make_specs(dispatched, wanted, job.payload_bytes), incarnation=incarnation)
                 dispatched = wanted

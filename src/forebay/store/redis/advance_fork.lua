@@ -3,7 +3,7 @@ local refusal = fence(tonumber(ARGV[2]), tonumber(ARGV[3]))
 if refusal then
   return refusal
 end
-local version, replayed_step = tonumber(ARGV[4]), meta_number('replayed_step')
+local version, replayed_step = tonumber(ARGV[4]), totals[T_REPLAYED_STEP]
 if version > replayed_step then
   return {'not_remade', version, replayed_step}
 end
@@ -12,15 +12,13 @@ if not made_by then
   return {'ok'}
 end
 local moved = false
-local forks = cmsgpack.unpack(call('HGET', meta_key, 'forks'))
-for _, fork in ipairs(forks) do
-  if fork[1] > made_by and fork[2] < version then
-    fork[2], moved = version, true
+for place = T_FORKS, #totals, 2 do
+  if totals[place] > made_by and totals[place + 1] < version then
+    totals[place + 1], moved = version, true
   end
 end
 if moved then
-  call('HSET', meta_key, 'forks', cmsgpack.pack(forks))
-  change('meta', 'watch', 1)
+  add_total(T_WATCH, 1)
   flush()
 end
 return {'ok'}

@@ -21,7 +21,7 @@ local function scored(name)
   return call('ZRANGE', prefix .. name, 0, -1, 'WITHSCORES')
 end
 return {
-  'ok', totals(), names, groups, wrong, scored('order'), scored('claimable'), scored('due'),
+  'ok', read_totals(), names, groups, wrong, scored('order'), scored('claimable'), scored('due'),
   call('HGETALL', prefix .. 'summaries'), call('ZRANGE', steps_key, 0, -1), call('HGETALL', entries_key),
   call('HKEYS', batches_key),
 }

@@ -19,6 +19,7 @@ from forebay.store.records import (
     Summary,
     decode_entry,
     derive,
+    journal_key,
     parse_place,
 )
 from forebay.store.redis.packing import PackedSummary, Totals, pairs, unpack_summary
@@ -73,7 +74,7 @@ def read_snapshot(
         order=_scores(order),
         claimable=_scores(claimable),
         due=_scores(due),
-        summaries={name: unpack_summary(raw) for name, raw in pairs(summaries).items()},
+        summaries={name: unpack_summary(name, raw) for name, raw in pairs(summaries).items()},
         steps={step.decode() for step in steps},
         entries=pairs(entries),
         batches={step.decode() for step in batches},
@@ -101,7 +102,7 @@ def contradictions(snapshot: Snapshot) -> tuple[str, ...]:
                 group.serial, *_without_environment(summary), group.environment
             )
     number = snapshot.totals.number
-    entries = [decode_entry(raw) for raw in snapshot.entries.values()]
+    entries = [decode_entry(journal_key(int(step)), raw) for step, raw in snapshot.entries.items()]
     journaled = Counter(group_id for entry in entries for group_id in entry.group_ids)
     unpublished = sum(len(e.group_ids) for e in entries if e.step > number("published_version"))
     settled = Counter(group.environment for group in snapshot.groups if group.state == "settled")

@@ -1,4 +1,4 @@
--- ARGV: format, run, empty forks; makes the store if there is none. Needs no ledger: there may be none yet.
+-- ARGV: format, run, its totals; makes the store if there is none. Needs no ledger: there may be none yet.
 local meta_key = KEYS[1]
 local call = redis.call
 
@@ -30,12 +30,6 @@ call('ZREM', ordered, 'b')
 call('UNLINK', moved, hash, ordered)
 
 if call('EXISTS', meta_key) == 0 then
-  call(
-    'HSET', meta_key, 'format', ARGV[1], 'run_id', ARGV[2], 'forks', ARGV[3], 'begun', 0, 'incarnation', 0,
-    'published_incarnation', 0, 'published_version', 0, 'next_serial', 0, 'committed_step', 0,
-    'recorded_step', 0, 'replayed_step', 0, 'unpublished_groups', 0, 'watch', 0,
-    'open', 0, 'settled', 0, 'taken', 0, 'recorded', 0, 'leased', 0, 'live_trajectories', 0,
-    'retained_trajectories', 0, 'live_bytes', 0, 'retained_bytes', 0
-  )
+  call('HSET', meta_key, 'format', ARGV[1], 'run_id', ARGV[2], 'totals', ARGV[3])
 end
 return {'ok'}

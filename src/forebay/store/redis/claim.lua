@@ -12,7 +12,7 @@ if not answer then
     if not group_id then
       break
     end
-    local group = find(group_id)
+    local group = find_named(group_id)
     local incarnation, version = tonumber(ARGV[5]), tonumber(ARGV[6])
     if older(incarnation, version, group[MIN_INCARNATION], group[MIN_VERSION]) then
       incarnation, version = group[MIN_INCARNATION], group[MIN_VERSION]

@@ -30,15 +30,20 @@ local function close_or_save(group, only_close)
     drop(group, 'dropped', unfinished > 0 and 'deadline' or 'failed')
     return true
   end
-  for member = 0, group[GROUP_SIZE] - 1 do
-    local at = place_of(member)
-    if group[at + M_STATE] == FREE or group[at + M_STATE] == LEASED then
-      set_member(group, at, MISSING)
-    end
-  end
   group[STATE] = SETTLED
   count('settled')
-  count('members.missing', unfinished)
-  save(group)
+  if unfinished > 0 then
+    for member = 0, group[GROUP_SIZE] - 1 do
+      local at = place_of(member)
+      if group[at + M_STATE] == FREE or group[at + M_STATE] == LEASED then
+        set_member(group, at, MISSING)
+      end
+    end
+    count('members.missing', unfinished)
+    derived = derive(group)
+  else
+    derived.state, derived.due_us = SETTLED, false
+  end
+  save(group, derived)
   return true
 end

@@ -5,25 +5,24 @@ local refusal = fence(tonumber(ARGV[2]), tonumber(ARGV[3]))
 if refusal then
   return refusal
 end
-local step, replayed_step = tonumber(ARGV[4]), meta_number('replayed_step')
-if step > replayed_step and replayed_step < meta_number('recorded_step') then
+local step, replayed_step = tonumber(ARGV[4]), totals[T_REPLAYED_STEP]
+if step > replayed_step and replayed_step < totals[T_RECORDED_STEP] then
   return {'waits_for_replay', step, replayed_step}
 end
 local first = tonumber(call('ZRANGE', steps_key, 0, 0)[1])
 if not first or first > step then
   return {'ok', 0}
 end
-local ids = groups_of(first)
-for _, group_id in ipairs(ids) do
-  local group = find(group_id)
-  count('trajectories.committed', derived_before[group_id].arrived)
+local groups = groups_of(first)
+for _, group in ipairs(groups) do
+  count('trajectories.committed', derived_before[group.id].arrived)
   forget(group)
 end
-count('committed', #ids)
-if first > meta_number('published_version') then
-  change('meta', 'unpublished_groups', -#ids)
+count('committed', #groups)
+if first > totals[T_PUBLISHED_VERSION] then
+  add_total(T_UNPUBLISHED_GROUPS, -#groups)
 end
 remove_entry(first)
-change('meta', 'committed_step', first - meta_number('committed_step'))
+totals[T_COMMITTED_STEP] = first
 flush()
 return {'ok', 1}

@@ -41,15 +41,39 @@ ARRIVED = 3
 FAILED = 4
 MISSING = 5
 
+-- The totals: cursors, then how many groups are in each state, then sums over the groups, then two numbers for
+-- each fork. packing.unpack_totals reads the same.
+T_BEGUN = 1
+T_INCARNATION = 2
+T_PUBLISHED_INCARNATION = 3
+T_PUBLISHED_VERSION = 4
+T_NEXT_SERIAL = 5
+T_COMMITTED_STEP = 6
+T_RECORDED_STEP = 7
+T_REPLAYED_STEP = 8
+T_UNPUBLISHED_GROUPS = 9
+T_WATCH = 10
+T_STATES = 10
+T_LEASED = 15
+T_LIVE_TRAJECTORIES = 16
+T_RETAINED_TRAJECTORIES = 17
+T_LIVE_BYTES = 18
+T_RETAINED_BYTES = 19
+T_FORKS = 20
+
+-- What ends every record: the beginning of the SHA-1 of its key and itself.
+CHECKSUM_BYTES = 16
+
 -- Where there is no version or no time.
 NONE = -1
 
 -- How many arguments describe one group to be dispatched.
 SPEC_FIELDS = 11
 -- And how many describe one put.
-PUT_FIELDS = 10
+PUT_FIELDS = 3
 MAX_COUNTERS = 256
 MAX_DUE = 1000
 -- Most arguments that the script engine's stack takes.
 MAX_UNPACKED = 4000
+MAX_UNPACKED_MEMBERS = 500
 TOKEN_LIFE_S = 3600

@@ -6,7 +6,7 @@ local refusal = fence(incarnation, tonumber(ARGV[3]))
 if refusal then
   return refusal
 end
-local first_serial = meta_number('next_serial')
+local first_serial = totals[T_NEXT_SERIAL]
 local next_serial = first_serial
 for at = 6, #ARGV, SPEC_FIELDS do
   local serial = tonumber(ARGV[at])
@@ -17,8 +17,8 @@ for at = 6, #ARGV, SPEC_FIELDS do
 end
 
 local capacity_groups, capacity_bytes = tonumber(ARGV[4]), tonumber(ARGV[5])
-local live = meta_number('open') + meta_number('settled') + meta_number('taken')
-local live_bytes = meta_number('live_bytes')
+local live = totals[T_STATES + OPEN] + totals[T_STATES + SETTLED] + totals[T_STATES + TAKEN]
+local live_bytes = totals[T_LIVE_BYTES]
 local accepted, added, num_dispatched = {}, {}, 0
 next_serial = first_serial
 for at = 6, #ARGV, SPEC_FIELDS do
@@ -43,6 +43,6 @@ end
 for _, at in ipairs(accepted) do
   add_group(at, incarnation)
 end
-change('meta', 'next_serial', next_serial - first_serial)
+totals[T_NEXT_SERIAL] = next_serial
 flush()
 return {'ok', num_dispatched}

@@ -1,7 +1,3 @@
 -- ARGV: now
--- Returns the entries of the journal, in order.
-local entries = {'ok'}
-for place, name in ipairs(call('ZRANGE', steps_key, 0, -1)) do
-  entries[place + 1] = call('HGET', entries_key, name)
-end
-return entries
+-- Returns the steps of the journal, in order, each followed by its entry.
+return {'ok', with_entries(call('ZRANGE', steps_key, 0, -1))}

@@ -26,7 +26,7 @@ local function settle_due()
   local limit_us = math.max(0, math.floor(now_s * 1e6))
   local due = call('ZRANGEBYSCORE', prefix .. 'due', '-inf', limit_us, 'LIMIT', 0, MAX_DUE)
   for _, group_id in ipairs(due) do
-    local group = find(group_id)
+    local group = find_named(group_id)
     -- The deadline of the group comes first: a lease that outlives it is not worth another attempt.
     if not close_or_save(group, true) then
       for member = 0, group[GROUP_SIZE] - 1 do

@@ -13,9 +13,34 @@ local prefix = string.sub(meta_key, 1, -5)
 local call = redis.call
 local now_s = tonumber(ARGV[1])
 local derived_before, changes = {}, {}
+-- A flat table of numbers, and the record that it was read from.
+local totals, packed_totals
 
-local function meta_number(field)
-  return tonumber(call('HGET', meta_key, field))
+local function pack_numbers(numbers)
+  local packed = ''
+  for from = 1, #numbers, MAX_UNPACKED do
+    local to = math.min(from + MAX_UNPACKED - 1, #numbers)
+    packed = packed .. struct.pack('>' .. string.rep('d', to - from + 1), unpack(numbers, from, to))
+  end
+  return packed
+end
+
+local function unpack_numbers(packed)
+  local numbers = {}
+  for from = 1, #packed, 8 * MAX_UNPACKED do
+    local num_more = math.min(MAX_UNPACKED, (#packed - from + 1) / 8)
+    -- The last value tells where the next one begins.
+    local more = {struct.unpack('>' .. string.rep('d', num_more), packed, from)}
+    for place = 1, num_more do
+      numbers[#numbers + 1] = more[place]
+    end
+  end
+  return numbers
+end
+
+-- Returns a record as it lies under a key: with a checksum over both.
+local function seal(key, body)
+  return body .. string.sub(redis.sha1hex(key .. body), 1, CHECKSUM_BYTES)
 end
 
 -- Adds to a number of one of the hashes, once `flush` is called.
@@ -35,6 +60,11 @@ local function count(name, amount)
 end
 
 local function flush()
+  local packed = seal(meta_key, pack_numbers(totals))
+  if packed ~= packed_totals then
+    call('HSET', meta_key, 'totals', packed)
+    packed_totals = packed
+  end
   for hash, of_hash in pairs(changes) do
     local key = prefix .. hash
     for name, amount in pairs(of_hash) do
@@ -44,6 +74,23 @@ local function flush()
     end
   end
   changes = {}
+end
+
+-- Ends the script: a record is not as it was written. What was changed before it was found stays true.
+local function damaged(record, why)
+  if totals then
+    flush()
+  end
+  error(redis.error_reply('DAMAGED ' .. record .. '|' .. why))
+end
+
+-- Returns what was sealed under a key.
+local function unseal(key, raw, what, name)
+  local body = string.sub(raw, 1, -CHECKSUM_BYTES - 1)
+  if string.sub(redis.sha1hex(key .. body), 1, CHECKSUM_BYTES) ~= string.sub(raw, -CHECKSUM_BYTES) then
+    damaged(what .. ' ' .. name, 'its checksum does not match')
+  end
+  return body
 end
 
 -- Counts a reason given from outside; odd or too many reasons share `other`.
@@ -110,6 +157,11 @@ local function derive(group)
 end
 
 local state_names = {'open', 'settled', 'taken', 'recorded'}
+
+local function add_total(place, amount)
+  totals[place] = totals[place] + amount
+end
+
 local nothing = {state = 0, leased = 0, arrived = 0, free = 0, reserved = 0, due_us = false}
 
 local function move_index(name, was, is, score, group_id)
@@ -125,11 +177,11 @@ local function add_share(derived, sign)
   if derived == nothing then
     return
   end
-  local kind = derived.state == RECORDED and 'retained' or 'live'
-  change('meta', state_names[derived.state], sign)
-  change('meta', 'leased', sign * derived.leased)
-  change('meta', kind .. '_trajectories', sign * derived.arrived)
-  change('meta', kind .. '_bytes', sign * derived.reserved)
+  local retained = derived.state == RECORDED
+  add_total(T_STATES + derived.state, sign)
+  add_total(T_LEASED, sign * derived.leased)
+  add_total(retained and T_RETAINED_TRAJECTORIES or T_LIVE_TRAJECTORIES, sign * derived.arrived)
+  add_total(retained and T_RETAINED_BYTES or T_LIVE_BYTES, sign * derived.reserved)
 end
 
 -- Writes the difference between two states of a group to the indexes and the totals.
@@ -152,10 +204,10 @@ local function move(group, before, after)
   local moved = before.state ~= after.state
   if is_live then
     if restarted or moved or before.reserved ~= after.reserved then
-      call('HSET', prefix .. 'summaries', group_id, struct.pack(
+      call('HSET', prefix .. 'summaries', group_id, seal(group_id, struct.pack(
         '>dddddds', serial, after.state, after.start_incarnation, after.start_version, after.reserved,
         group[DISPATCHED_S], group[ENVIRONMENT]
-      ))
+      )))
     end
   elseif was_live then
     call('HDEL', prefix .. 'summaries', group_id)
@@ -169,7 +221,7 @@ local function move(group, before, after)
     change('live', group[ENVIRONMENT], is_live and 1 or -1)
   end
   if restarted or moved then
-    change('meta', 'watch', 1)
+    add_total(T_WATCH, 1)
   end
 end
 
@@ -183,15 +235,50 @@ end
 
 -- Returns a group to be worked on, or nil.
 local function find(group_id)
-  local raw = call('GET', group_key(group_id))
+  local key = group_key(group_id)
+  local raw = call('GET', key)
   if not raw then
     return nil
   end
-  local group_size = struct.unpack('>d', raw)
-  local group = {struct.unpack(HEAD_FORMAT .. string.rep(MEMBER_FORMAT, group_size), raw)}
+  local body = unseal(key, raw, 'record of group', group_id)
+  local group_size = struct.unpack('>d', body)
+  local known = math.min(group_size, MAX_UNPACKED_MEMBERS)
+  local group = {struct.unpack(HEAD_FORMAT .. string.rep(MEMBER_FORMAT, known), body)}
+  while known < group_size do
+    -- The last value tells where the next one begins.
+    local place, num_more = place_of(known), math.min(group_size - known, MAX_UNPACKED_MEMBERS)
+    local more = {struct.unpack('>' .. string.rep(MEMBER_FORMAT, num_more), body, group[place + 1])}
+    for number, value in ipairs(more) do
+      group[place + number] = value
+    end
+    known = known + num_more
+  end
   group.id = group_id
   derived_before[group_id] = derive(group)
   return group
+end
+
+-- Returns a group that something else in the store names.
+local function find_named(group_id)
+  local group = find(group_id)
+  if not group then
+    damaged('index or journal', 'it names a group that is not there: ' .. group_id)
+  end
+  return group
+end
+
+local function pack(group)
+  local group_size = group[GROUP_SIZE]
+  local known = math.min(group_size, MAX_UNPACKED_MEMBERS)
+  local format = HEAD_FORMAT .. string.rep(MEMBER_FORMAT, known)
+  local packed = struct.pack(format, unpack(group, 1, place_of(known)))
+  while known < group_size do
+    local place, num_more = place_of(known), math.min(group_size - known, MAX_UNPACKED_MEMBERS)
+    format = '>' .. string.rep(MEMBER_FORMAT, num_more)
+    packed = packed .. struct.pack(format, unpack(group, place + 1, place_of(known + num_more)))
+    known = known + num_more
+  end
+  return packed
 end
 
 -- Writes a group, and what follows from it; `after` is that, if it is known already.
@@ -199,8 +286,8 @@ local function save(group, after)
   after = after or derive(group)
   move(group, derived_before[group.id] or nothing, after)
   derived_before[group.id] = after
-  local format = HEAD_FORMAT .. string.rep(MEMBER_FORMAT, group[GROUP_SIZE])
-  call('SET', group_key(group.id), struct.pack(format, unpack(group, 1, place_of(group[GROUP_SIZE]))))
+  local key = group_key(group.id)
+  call('SET', key, seal(key, pack(group)))
 end
 
 -- Removes a group with its payloads.
@@ -218,14 +305,14 @@ end
 -- Returns why a learner may not write, or nil: a newer one exists, this one never began, or the server has
 -- lost a step that it acknowledged to this learner.
 local function fence(incarnation, known_step)
-  local newest = meta_number('incarnation')
+  local newest = totals[T_INCARNATION]
   if incarnation < newest then
     return {'fenced', incarnation, newest}
   end
   if incarnation > newest then
     return {'never_began', incarnation, newest}
   end
-  local recorded_step = meta_number('recorded_step')
+  local recorded_step = totals[T_RECORDED_STEP]
   if recorded_step < known_step then
     return {'went_back', recorded_step, known_step}
   end
@@ -241,6 +328,8 @@ local function keep_answer(token, answer)
   call('SET', prefix .. 'call:' .. token, answer, 'EX', TOKEN_LIFE_S)
 end
 
-if call('HEXISTS', meta_key, 'format') == 0 then
+packed_totals = call('HGET', meta_key, 'totals')
+if not packed_totals then
   return {'gone'}
 end
+totals = unpack_numbers(unseal(meta_key, packed_totals, 'totals of', prefix))

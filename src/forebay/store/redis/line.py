@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final
 
 from forebay.clock import Clock
@@ -52,24 +53,35 @@ class Line:
             StoreError: The server is away, refuses, or too few replicas have the write.
             ConfigError: The server will never answer: password, permissions, certificate.
         """
+        self.send_all([call])
+        return call.result()
+
+    def send_all(self, calls: Sequence[Call]) -> None:
+        """Make calls, in as few exchanges as their size allows; each of them ends with a result of its own.
+
+        Raises:
+            StoreError: The store is closed; no call was made.
+        """
         if self._pid != os.getpid():
             raise StoreError("the store was opened before a fork", remedy="Start processes with spawn.")
-        call.deadline_s = self._clock.monotonic_s() + self._deadline_s
+        deadline_s = self._clock.monotonic_s() + self._deadline_s
+        for call in calls:
+            call.deadline_s = deadline_s
         with self._gate:
             if self._closed:
                 raise StoreError("the store is closed")
-            self._calls.append(call)
-            call.leads, self._busy = not self._busy, True
-        woken = call.leads
-        try:
-            if not woken:
-                woken = call.waiting.acquire()
-        finally:
-            if not woken:
-                self._abandon(call)
-        if not call.done:
-            self._lead(call)
-        return call.result()
+            self._calls.extend(calls)
+            calls[0].leads, self._busy = not self._busy, True
+        for place, call in enumerate(calls):
+            woken = call.leads
+            try:
+                if not woken:
+                    woken = call.waiting.acquire()
+            finally:
+                if not woken:
+                    self._abandon(calls[place:])
+            if not call.done:
+                self._lead(call)
 
     def close(self) -> None:
         """Finish what was sent, and disconnect."""
@@ -79,14 +91,15 @@ class Line:
                 return
         self._link.disconnect()
 
-    def _abandon(self, call: Call) -> None:
+    def _abandon(self, calls: Sequence[Call]) -> None:
         """Leave the queue after an interrupted wait; the line must not be handed to who is gone."""
-        with self._gate:
-            if call in self._calls:
-                self._calls.remove(call)
-            leads = call.leads
-        if leads:
-            self._hand_on()
+        for call in calls:
+            with self._gate:
+                if call in self._calls:
+                    self._calls.remove(call)
+                leads = call.leads
+            if leads:
+                self._hand_on()
 
     def _lead(self, mine: Call) -> None:
         """Send what waits, this thread's own call first, and hand the line on."""

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from forebay.errors import ForebayError, StoreError
-from forebay.store.address import Address
 from forebay.store.redis.faults import code_of, explain_answer, hopeless, is_passing, refused_password
+from forebay.store.redis.routes import Connection, Route
 from forebay.store.redis.scripts import Script
 from forebay.store.redis.wire import Argument, pack
 
-# A script's name and its key come before its arguments.
-_SCRIPT_WORDS: Final = 4
-
-
-class Connection(Protocol):
-    """What a line needs of redis-py's connections."""
-
-    def connect(self) -> None:
-        """Connect and log in."""
-        ...
-
-    def disconnect(self) -> None:
-        """Close the socket."""
-        ...
-
-    def send_packed_command(self, command: list[bytes], check_health: bool) -> None:
-        """Send bytes."""
-        ...
-
-    def read_response(self, *, disconnect_on_error: bool) -> Any:
-        """Return the next answer, or raise the server's error."""
-        ...
+_FIRST_WAIT_MS: Final = 10
+# A script's name and its keys come before its arguments.
+_SCRIPT_WORDS: Final = 5
 
 
 class Call:
@@ -95,15 +76,21 @@ class Replicas:
         self.number, self.timeout_s = number, timeout_s
         self._synced = synced
 
-    def commands(self, key: str) -> tuple[tuple[Argument, ...], ...]:
-        """Return what follows the writes of an exchange; its last answer says how many have them.
+    def waits(self) -> Iterator[tuple[Argument, ...]]:
+        """Yield the commands that wait for the writes of a connection, until enough replicas have them.
 
-        The write before the wait belongs to this connection: after a reconnect the wait would otherwise be
-        for nothing, although a repeated call wrote on the old one.
+        A replica tells what is on its disk when it is asked, which is often just before it is there, and
+        otherwise once a second; so the question is put again.
         """
-        timeout_ms = int(self.timeout_s * 1000)
-        wait = ("WAITAOF", 1, self.number, timeout_ms) if self._synced else ("WAIT", self.number, timeout_ms)
-        return (("SET", key, 1), wait)
+        left_ms = int(self.timeout_s * 1000)
+        if not self._synced:
+            yield ("WAIT", self.number, left_ms)
+            return
+        pause_ms = _FIRST_WAIT_MS
+        while left_ms > 0:
+            pause_ms = min(2 * pause_ms, left_ms)
+            yield ("WAITAOF", 1, self.number, pause_ms)
+            left_ms -= pause_ms
 
     def forget_synced(self) -> None:
         """Wait for replicas' memory only: the server has no WAITAOF."""
@@ -118,17 +105,14 @@ class Link:
     """A connection to the server; one thread at a time uses it.
 
     Args:
-        connect: Makes a connection, not yet open.
-        address: The server's, for errors.
+        route: Opens connections to it.
         beat_key: A key that may be written for the sake of writing.
         replicas: Who must have a write before it is acknowledged.
     """
 
-    def __init__(
-        self, connect: Callable[[], Connection], address: Address, beat_key: str, replicas: Replicas
-    ) -> None:
-        self.address = address
-        self._connect, self._beat_key, self._replicas = connect, beat_key, replicas
+    def __init__(self, route: Route, beat_key: str, replicas: Replicas) -> None:
+        self.address = route.address
+        self._route, self._beat_key, self._replicas = route, beat_key, replicas
         self._connection: Connection | None = None
 
     def exchange(self, calls: list[Call]) -> Exception | None:
@@ -140,6 +124,9 @@ class Link:
             connection = self._open()
             passing = self._send_once(connection, calls)
             clean = True
+        except ForebayError as error:  # not a server to be used
+            _fail(calls, error)
+            return None
         except AuthenticationError as error:
             _fail(calls, refused_password(self.address, str(error)))
             return None
@@ -161,8 +148,7 @@ class Link:
 
     def _open(self) -> Connection:
         if self._connection is None:
-            self._connection = self._connect()
-            self._connection.connect()
+            self._connection = self._route.open()
         return self._connection
 
     def disconnect(self) -> None:
@@ -173,7 +159,7 @@ class Link:
 
     def _send_once(self, connection: Connection, calls: list[Call]) -> Exception | None:
         """Send calls and read their answers; return a passing refusal under which some are left."""
-        from redis.exceptions import ResponseError
+        from redis.exceptions import MovedError, ResponseError
 
         answers, reached = self._ask(connection, calls)
         unknown = [call for call, answer in zip(calls, answers, strict=True) if _is_unknown(answer)]
@@ -189,6 +175,8 @@ class Link:
                 call.finish(answer, self._too_few(reached) if short else None)
             elif isinstance(answer, ResponseError) and is_passing(answer):
                 passing = answer
+                if isinstance(answer, MovedError):
+                    self._route.point_to(answer.host, answer.port)
             else:
                 call.finish(error=explain_answer(answer, self.address, call.what))
         return passing
@@ -203,27 +191,38 @@ class Link:
         units = [*([together] if together else []), *([call] for call in alone)]
         commands = [*stages, *(_words(unit, with_source=with_source) for unit in units)]
         replicas = self._replicas
-        waits = replicas.number > 0 and any(call.writes for call in calls)
-        trailer = replicas.commands(self._beat_key) if waits else ()
+        waits = replicas.waits() if any(call.writes for call in calls) and replicas.number else None
+        # The write before the wait belongs to this connection: after a reconnect the wait would otherwise be
+        # for nothing, although a repeated call wrote on the old one.
+        trailer = (("SET", self._beat_key, 1), next(waits)) if waits is not None else ()
         connection.send_packed_command(pack([*commands, *trailer]), check_health=False)
         staged = dict(zip(together, [_read(connection) for _ in stages], strict=False))
         by_call = {call: answer for unit in units for call, answer in _read_unit(connection, unit)}
         answers = [
             staged[call] if isinstance(staged.get(call), Exception) else by_call[call] for call in calls
         ]
-        if not waits:
+        if waits is None:
             return answers, replicas.number
         _read(connection)
-        reached = _read(connection)
-        if isinstance(reached, Exception) and "unknown command" in str(reached).lower():
-            replicas.forget_synced()
-            commands = list(replicas.commands(self._beat_key))
-            connection.send_packed_command(pack(commands), check_health=False)
-            _read(connection)
-            reached = _read(connection)
+        reached = self._wait(connection, waits)
         if isinstance(reached, Exception):
-            return [reached] * len(answers), 0
-        return answers, replicas.reached(reached)
+            return [answer if isinstance(answer, Exception) else reached for answer in answers], 0
+        return answers, reached
+
+    def _wait(self, connection: Connection, waits: Iterator[tuple[Argument, ...]]) -> int | Exception:
+        """Return how many replicas have the writes, or the server's error; the first wait was sent."""
+        replicas, answer = self._replicas, _read(connection)
+        if isinstance(answer, Exception) and "unknown command" in str(answer).lower():
+            replicas.forget_synced()
+            waits = replicas.waits()
+            answer = [0, 0]
+        while not isinstance(answer, Exception) and replicas.reached(answer) < replicas.number:
+            wait = next(waits, None)
+            if wait is None:
+                break
+            connection.send_packed_command(pack([wait]), check_health=False)
+            answer = _read(connection)
+        return answer if isinstance(answer, Exception) else replicas.reached(answer)
 
     def _too_few(self, reached: int) -> StoreError:
         return StoreError(
@@ -248,9 +247,7 @@ def _fail(calls: list[Call], error: ForebayError) -> None:
 
 
 def _is_unknown(answer: Any) -> bool:
-    from redis.exceptions import ResponseError
-
-    return isinstance(answer, ResponseError) and code_of(answer) == "NOSCRIPT"
+    return isinstance(answer, Exception) and code_of(answer) == "NOSCRIPT"
 
 
 def _words(unit: list[Call], *, with_source: bool) -> Sequence[Argument]:
@@ -265,9 +262,14 @@ def _words(unit: list[Call], *, with_source: bool) -> Sequence[Argument]:
 
 def _read(connection: Connection) -> Any:
     """Return the next answer; the server's errors are answers too."""
-    from redis.exceptions import AuthenticationError, ResponseError
-
     try:
         return connection.read_response(disconnect_on_error=False)
-    except (ResponseError, AuthenticationError) as error:
+    except _server_errors() as error:
         return error
+
+
+def _server_errors() -> tuple[type[Exception], ...]:
+    # Called only when an answer is an error: there are several answers to each put.
+    from redis.exceptions import AuthenticationError, ResponseError
+
+    return ResponseError, AuthenticationError

@@ -6,7 +6,7 @@ if refusal then
 end
 settle_due()
 flush()
-local watch = meta_number('watch')
+local watch = totals[T_WATCH]
 if watch == tonumber(ARGV[4]) then
   return {'ok', watch}
 end

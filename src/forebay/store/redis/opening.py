@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Final
 
-import msgspec
-
-from forebay.clock import Clock
+from forebay.clock import Clock, SystemClock
+from forebay.errors import ConfigError
 from forebay.store.redis import scripts
-from forebay.store.redis.packing import FORMAT_VERSION
-from forebay.store.redis.promises import check_promises
-from forebay.store.redis.server import Server
+from forebay.store.redis.packing import FORMAT_VERSION, empty_totals
+from forebay.store.redis.promises import Promises, greet_reader
+from forebay.store.redis.server import Server, server_address
 from forebay.store.redis.store import RedisStore
 from forebay.store.redis.view import RedisView
 from forebay.store.settings import StoreSettings
+
+_MAX_SKEW_S: Final = 5.0
 
 
 def open_redis(settings: StoreSettings, run_id: str, clock: Clock) -> RedisStore:
@@ -24,11 +26,11 @@ def open_redis(settings: StoreSettings, run_id: str, clock: Clock) -> RedisStore
         StoreVersionError: The store has another format.
         StoreError: The server is away.
     """
-    server = Server(settings, run_id)
+    server = Server(settings, run_id, Promises(settings, server_address(settings)).greet)
     with ExitStack() as undone:
         undone.callback(server.close)
-        check_promises(server, settings, clock)
-        server.run(scripts.BEGIN, FORMAT_VERSION, run_id, msgspec.msgpack.encode([]))
+        _check_clock(server, clock)
+        server.run(scripts.BEGIN, FORMAT_VERSION, run_id, empty_totals(f"{server.prefix}meta"))
         RedisView(server, settings, clock).check_owner(run_id)
         undone.pop_all()
     return RedisStore(server, settings, run_id, clock)
@@ -42,10 +44,30 @@ def view_redis(settings: StoreSettings, run_id: str, clock: Clock) -> RedisView:
         StoreVersionError: The store has another format.
         StoreError: The server is away.
     """
-    server = Server(settings, run_id)
+    server = Server(settings, run_id, greet_reader)
     with ExitStack() as undone:
         undone.callback(server.close)
         view = RedisView(server, settings, clock)
         view.check_owner(run_id)
         undone.pop_all()
     return view
+
+
+def _check_clock(server: Server, clock: Clock) -> None:
+    """Refuse a server whose clock is not the system's, where that is the time of leases.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    if not isinstance(clock, SystemClock):
+        return
+    seconds, microseconds = server.ask("TIME")
+    skew_s = clock.wall_s() - (int(seconds) + int(microseconds) * 1e-6)
+    if abs(skew_s) > _MAX_SKEW_S:
+        raise ConfigError(
+            f"the clock of this machine and that of the store's server {server.address} differ: leases and "
+            "deadlines would end at the wrong time",
+            got=f"{skew_s:+.1f} s",
+            limit=f"{_MAX_SKEW_S:g} s",
+            remedy="Let both follow a time server.",
+        )

@@ -1,28 +1,48 @@
-"""Records as the scripts keep them on the server, and as Python reads them."""
+"""Records as the scripts keep them on the server, and as Python reads them.
+
+Each ends with a checksum over its key and itself: the beginning of a SHA-1, which is what the server's script
+engine can compute.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 
 from forebay.staleness import Fork, OutstandingGroup
-from forebay.store.protocol import GroupSpec, Slot, StoreStats
-from forebay.store.records import Group, GroupState, Member, MemberState, decode_spec
+from forebay.store.protocol import GroupSpec, JournalEntry, Slot, StoreStats
+from forebay.store.records import (
+    Gauges,
+    Group,
+    GroupState,
+    Member,
+    MemberState,
+    damaged,
+    decode_entry,
+    decode_spec,
+    journal_key,
+    spec_key,
+)
 from forebay.store.settings import StoreSettings
 from forebay.trajectory import PolicyVersion
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 NO_VERSION: Final = -1
-# A record of more members would not fit the server's script engine, which unpacks it onto its stack.
-MAX_GROUP_SIZE: Final = 900
+_CHECKSUM_BYTES: Final = 16
 _GROUP_STATES: Final = get_args(GroupState)
 _MEMBER_STATES: Final = get_args(MemberState)
 _HEAD: Final = struct.Struct(">12d")
 _MEMBER: Final = struct.Struct(">6d")
+# In the order of `constants.lua`; two numbers for each fork follow.
+_TOTALS: Final = (
+    "begun", "incarnation", "published_incarnation", "published_version", "next_serial", "committed_step",
+    "recorded_step", "replayed_step", "unpublished_groups", "watch", *Gauges._fields,
+)  # fmt: skip
 
 
 class PackedSummary(NamedTuple):
@@ -51,7 +71,26 @@ class PackedSlot(NamedTuple):
 
 
 _decode_slots = msgspec.msgpack.Decoder(tuple[PackedSlot, ...]).decode
-_decode_forks = msgspec.msgpack.Decoder(tuple[Fork, ...]).decode
+
+
+def seal(key: str, body: bytes) -> bytes:
+    """Return a record as it lies under a key."""
+    return body + _checksum(key, body)
+
+
+def _checksum(key: str, body: bytes) -> bytes:
+    digest = hashlib.sha1(key.encode() + body, usedforsecurity=False).hexdigest()
+    return digest[:_CHECKSUM_BYTES].encode()
+
+
+def _unseal(key: str, raw: bytes, name: str) -> bytes:
+    body = raw[:-_CHECKSUM_BYTES]
+    if _checksum(key, body) != raw[-_CHECKSUM_BYTES:]:
+        raise damaged(name, key, "its checksum does not match")
+    return body
+
+
+pack_values: Final = msgspec.msgpack.Encoder().encode
 
 
 def unpack_version(incarnation: int, version: int) -> PolicyVersion | None:
@@ -75,7 +114,8 @@ def unpack_slots(packed: bytes, specs: Sequence[bytes | None], run_id: str) -> t
     """
     rows = _decode_slots(packed)
     names = dict.fromkeys(row.group_id for row in rows)
-    tasks = {name: decode_spec(raw).task for name, raw in zip(names, specs, strict=True) if raw}
+    found = zip(names, specs, strict=True)
+    tasks = {name: decode_spec(spec_key(name), raw).task for name, raw in found if raw}
     return tuple(
         Slot(
             group_id=row.group_id,
@@ -94,8 +134,18 @@ def unpack_slots(packed: bytes, specs: Sequence[bytes | None], run_id: str) -> t
     )
 
 
-def unpack_group(group_id: str, raw: bytes) -> Group:
-    """Return a group's record."""
+def unpack_group(prefix: str, group_id: str, raw: bytes) -> Group:
+    """Return a group's record.
+
+    Args:
+        prefix: Of the store's keys.
+        group_id: Its name.
+        raw: As it lies on the server.
+
+    Raises:
+        DamagedError: It is not as it was written.
+    """
+    raw = _unseal(f"{prefix}g:{group_id}", raw, "record of a group")
     head = _HEAD.unpack_from(raw)
     size, serial, min_size, min_incarnation, min_version = map(int, head[:5])
     environment, at = _text(raw, _HEAD.size)
@@ -133,8 +183,27 @@ def unpack_group(group_id: str, raw: bytes) -> Group:
     )
 
 
-def unpack_summary(raw: bytes) -> PackedSummary:
-    """Return the summary of a group."""
+def unpack_entries(flat: Sequence[bytes]) -> tuple[JournalEntry, ...]:
+    """Return the journal's entries.
+
+    Args:
+        flat: Steps, each followed by its entry.
+
+    Raises:
+        DamagedError: One is not as it was written.
+    """
+    return tuple(
+        decode_entry(journal_key(int(step)), raw) for step, raw in zip(flat[::2], flat[1::2], strict=True)
+    )
+
+
+def unpack_summary(group_id: str, raw: bytes) -> PackedSummary:
+    """Return the summary of a group.
+
+    Raises:
+        DamagedError: It is not as it was written.
+    """
+    raw = _unseal(group_id, raw, "index of groups")
     serial, state, incarnation, version, num_bytes, dispatched_s = _MEMBER.unpack_from(raw)
     return PackedSummary(
         serial=int(serial),
@@ -162,10 +231,11 @@ def unpack_summaries(
         summaries: Their summaries, in lists that follow one another.
     """
     for name, raw in zip(names, chain.from_iterable(summaries), strict=True):
-        summary = unpack_summary(raw)
+        group_id = name.decode()
+        summary = unpack_summary(group_id, raw)
         if summary.state != "taken":
             yield OutstandingGroup(
-                group_id=name.decode(),
+                group_id=group_id,
                 serial=summary.serial,
                 environment=summary.environment,
                 settled=summary.state != "open",
@@ -196,14 +266,24 @@ def pairs(flat: Sequence[bytes]) -> dict[str, bytes]:
 
 
 def numbers(flat: Sequence[bytes]) -> dict[str, int]:
-    """Return names and whole numbers that come in turn as a dictionary."""
-    return {name: int(value) for name, value in pairs(flat).items()}
+    """Return names and whole numbers that come in turn as a dictionary.
+
+    Raises:
+        DamagedError: One is no number.
+    """
+    found = pairs(flat)
+    try:
+        return {name: int(value) for name, value in found.items()}
+    except ValueError as error:
+        raise damaged("count", found, error) from error
 
 
 class Totals(NamedTuple):
     """The answer of `stats.lua`."""
 
-    meta: dict[str, bytes]
+    run_id: str
+    numbers: dict[str, int]
+    forks: tuple[Fork, ...]
     counters: dict[str, int]
     environments: dict[str, int]
     live: dict[str, int]
@@ -212,22 +292,40 @@ class Totals(NamedTuple):
 
     def number(self, name: str) -> int:
         """Return one of the totals."""
-        return int(self.meta[name])
+        return self.numbers[name]
 
 
-def unpack_totals(reply: Sequence[list[bytes] | bytes]) -> Totals:
-    """Return the totals of a store."""
-    meta, counters, environments, live, oldest, first_step = reply
-    counted = numbers(_list(counters))
+def empty_totals(meta_key: str) -> bytes:
+    """Return the totals of a new store as they lie under its key."""
+    return seal(meta_key, bytes(8 * len(_TOTALS)))
+
+
+def unpack_totals(meta_key: str, reply: Sequence[Any]) -> Totals:
+    """Return the totals of a store.
+
+    Args:
+        meta_key: Where they lie.
+        reply: As `totals.lua` returns them.
+
+    Raises:
+        DamagedError: They are not as they were written.
+    """
+    run_id, packed, counters, environments, live, oldest_id, oldest, first_step = reply
+    body = _unseal(meta_key, packed, "totals")
+    values = [int(value) for (value,) in struct.iter_unpack(">d", body)]
+    forks = values[len(_TOTALS) :]
+    counted = numbers(counters)
     if "accepted" in counted:  # one counter for what is the same
         counted["trajectories.accepted"] = counted["accepted"]
     return Totals(
-        meta=pairs(_list(meta)),
+        run_id=run_id.decode(),
+        numbers=dict(zip(_TOTALS, values, strict=False)),
+        forks=tuple(Fork(*fork) for fork in zip(forks[::2], forks[1::2], strict=True)),
         counters=counted,
-        environments=numbers(_list(environments)),
-        live=numbers(_list(live)),
-        oldest=unpack_summary(oldest) if isinstance(oldest, bytes) and oldest else None,
-        first_step=int(first_step) if isinstance(first_step, bytes) and first_step else None,
+        environments=numbers(environments),
+        live=numbers(live),
+        oldest=unpack_summary(oldest_id.decode(), oldest) if oldest_id else None,
+        first_step=int(first_step) if first_step else None,
     )
 
 
@@ -237,9 +335,9 @@ def unpack_stats(totals: Totals, settings: StoreSettings, now_s: float) -> Store
     live = number("open") + number("settled") + number("taken")
     first = totals.first_step
     return StoreStats(
-        run_id=totals.meta["run_id"].decode(),
+        run_id=totals.run_id,
         incarnation=number("incarnation"),
-        forks=_decode_forks(totals.meta["forks"]),
+        forks=totals.forks,
         published=PolicyVersion(number("published_incarnation"), number("published_version")),
         next_serial=number("next_serial"),
         outstanding=live + number("unpublished_groups"),
@@ -258,7 +356,3 @@ def unpack_stats(totals: Totals, settings: StoreSettings, now_s: float) -> Store
         settled_by_environment={name: count for name, count in totals.environments.items() if count},
         live_by_environment={name: count for name, count in totals.live.items() if count},
     )
-
-
-def _list(value: list[bytes] | bytes) -> list[bytes]:
-    return value if isinstance(value, list) else []

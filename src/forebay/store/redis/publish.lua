@@ -4,15 +4,15 @@ local refusal = fence(incarnation, tonumber(ARGV[3]))
 if refusal then
   return refusal
 end
-local published = meta_number('published_version')
+local published = totals[T_PUBLISHED_VERSION]
 if version <= published then
   return {'ok'}
 end
 for _, step in ipairs(call('ZRANGEBYSCORE', steps_key, '(' .. published, version)) do
-  change('meta', 'unpublished_groups', -#groups_of(step))
+  add_total(T_UNPUBLISHED_GROUPS, -#ids_of(step))
 end
-call('HSET', meta_key, 'published_incarnation', incarnation, 'published_version', version)
-change('meta', 'watch', 1)
+totals[T_PUBLISHED_INCARNATION], totals[T_PUBLISHED_VERSION] = incarnation, version
+add_total(T_WATCH, 1)
 count('published')
 flush()
 return {'ok'}

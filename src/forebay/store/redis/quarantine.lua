@@ -13,8 +13,10 @@ local max_kept, max_bytes = tonumber(ARGV[3]), tonumber(ARGV[4])
 for place = 5, #ARGV, 2 do
   local member = tonumber(ARGV[place])
   local at, payload = place_of(member), payload_key(group.id, member)
-  if group[at + M_STATE] == ARRIVED then
-    local num_bytes = call('STRLEN', payload)
+  local num_bytes = call('STRLEN', payload)
+  -- Who read from a replica that was behind may have missed what is here.
+  local misses = ARGV[place + 1] == 'missing_file' and num_bytes > 0 and num_bytes == group[at + NUM_BYTES]
+  if group[at + M_STATE] == ARRIVED and not misses then
     if num_bytes > 0 and kept < max_kept and kept_bytes + num_bytes <= max_bytes then
       call('HSET', quarantine, group.id .. '/' .. member, call('GET', payload))
       kept, kept_bytes = kept + 1, kept_bytes + num_bytes

@@ -5,7 +5,7 @@ if refusal then
 end
 local step, digest, limit = tonumber(ARGV[4]), ARGV[7], tonumber(ARGV[5])
 local joined = table.concat(ARGV, '\n', 9)
-local recorded_step, replayed_step = meta_number('recorded_step'), meta_number('replayed_step')
+local recorded_step, replayed_step = totals[T_RECORDED_STEP], totals[T_REPLAYED_STEP]
 
 local made_by, known_digest, known_groups = batch_of(step)
 if made_by then
@@ -17,7 +17,7 @@ if made_by then
     if step ~= following then
       return {'out_of_order', step, following}
     end
-    change('meta', 'replayed_step', step - replayed_step)
+    totals[T_REPLAYED_STEP] = step
     count('replayed')
     flush()
   end
@@ -43,7 +43,7 @@ for place = 9, #ARGV do
   needed, num_trajectories = needed + derived.reserved, num_trajectories + derived.arrived
   groups[#groups + 1] = group
 end
-local retained = meta_number('retained_bytes')
+local retained = totals[T_RETAINED_BYTES]
 if retained + needed > limit then
   return {'retained_full', step, retained, needed, limit}
 end
@@ -54,12 +54,11 @@ for _, group in ipairs(groups) do
 end
 call('ZADD', steps_key, step, step)
 call('HSET', entries_key, step, ARGV[8])
-call('HSET', batches_key, step, struct.pack('>dss', tonumber(ARGV[6]), digest, joined))
-if step > meta_number('published_version') then
-  change('meta', 'unpublished_groups', #groups)
+call('HSET', batches_key, step, seal(step, struct.pack('>dss', tonumber(ARGV[6]), digest, joined)))
+if step > totals[T_PUBLISHED_VERSION] then
+  add_total(T_UNPUBLISHED_GROUPS, #groups)
 end
-change('meta', 'recorded_step', step - recorded_step)
-change('meta', 'replayed_step', step - replayed_step)
+totals[T_RECORDED_STEP], totals[T_REPLAYED_STEP] = step, step
 count('recorded', #groups)
 count('trajectories.recorded', num_trajectories)
 flush()

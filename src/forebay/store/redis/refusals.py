@@ -8,6 +8,7 @@ from typing import Any, Final
 from forebay.errors import ForebayError, StoreError
 from forebay.store import refusals
 from forebay.store.address import Address
+from forebay.store.redis.faults import damaged
 
 
 def refusal(address: Address, answer: Sequence[Any]) -> ForebayError:
@@ -23,6 +24,8 @@ def refusal(address: Address, answer: Sequence[Any]) -> ForebayError:
             f"the store's server {address} has no record of this run",
             remedy="The server was emptied, or lost its files. Restore them, or start a new run.",
         )
+    if code == "damaged":
+        return damaged(str(facts[0]), address)
     return _REFUSALS[str(code)](*facts)
 
 

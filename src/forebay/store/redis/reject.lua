@@ -18,7 +18,7 @@ end
 drop(group, 'rejected', ARGV[5])
 if replaced then
   add_group(6, incarnation)
-  change('meta', 'next_serial', math.max(0, tonumber(ARGV[6]) + 1 - meta_number('next_serial')))
+  totals[T_NEXT_SERIAL] = math.max(totals[T_NEXT_SERIAL], tonumber(ARGV[6]) + 1)
 end
 flush()
 return {'ok'}

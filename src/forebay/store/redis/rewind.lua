@@ -1,21 +1,14 @@
 -- ARGV: now, step, token
--- Returns the incarnation, the last recorded step, and the entries after the step, in order.
+-- Returns the incarnation, the last recorded step, and the steps after the given one, in order, each followed by
+-- its entry.
 local step = tonumber(ARGV[2])
-
-local function entries_after()
-  local entries = {}
-  for place, name in ipairs(steps_after(step)) do
-    entries[place] = call('HGET', entries_key, name)
-  end
-  return entries
-end
 
 local answer = answer_of(ARGV[3])
 if answer then
-  return {'ok', tonumber(answer), meta_number('recorded_step'), entries_after()}
+  return {'ok', tonumber(answer), totals[T_RECORDED_STEP], with_entries(steps_after(step))}
 end
-local committed_step, recorded_step = meta_number('committed_step'), meta_number('recorded_step')
-local begun, incarnation = meta_number('begun') == 1, meta_number('incarnation')
+local committed_step, recorded_step = totals[T_COMMITTED_STEP], totals[T_RECORDED_STEP]
+local begun, incarnation = totals[T_BEGUN] == 1, totals[T_INCARNATION]
 if step < committed_step then
   return {'forgotten', step, committed_step}
 end
@@ -25,27 +18,26 @@ end
 
 local version = step
 if begun then
-  version = math.min(step, meta_number('published_version'))
+  version = math.min(step, totals[T_PUBLISHED_VERSION])
   incarnation = incarnation + 1
-  local forks = cmsgpack.unpack(call('HGET', meta_key, 'forks'))
-  forks[#forks + 1] = {incarnation, step}
-  call('HSET', meta_key, 'forks', cmsgpack.pack(forks), 'incarnation', incarnation)
+  totals[T_INCARNATION] = incarnation
+  totals[#totals + 1], totals[#totals + 2] = incarnation, step
   count('rewound')
 end
 local unpublished_groups, last_step = 0, step
 for _, name in ipairs(call('ZRANGE', steps_key, 0, -1)) do
   last_step = math.max(last_step, tonumber(name))
   if tonumber(name) > version then
-    unpublished_groups = unpublished_groups + #groups_of(name)
+    unpublished_groups = unpublished_groups + #ids_of(name)
   end
 end
-call(
-  'HSET', meta_key, 'begun', 1, 'published_incarnation', incarnation, 'published_version', version,
-  'recorded_step', last_step, 'replayed_step', step, 'unpublished_groups', unpublished_groups
-)
-change('meta', 'watch', 1)
+totals[T_BEGUN] = 1
+totals[T_PUBLISHED_INCARNATION], totals[T_PUBLISHED_VERSION] = incarnation, version
+totals[T_RECORDED_STEP], totals[T_REPLAYED_STEP] = last_step, step
+totals[T_UNPUBLISHED_GROUPS] = unpublished_groups
+add_total(T_WATCH, 1)
 for _, group_id in ipairs(call('ZRANGE', prefix .. 'order', 0, -1)) do
-  local group = find(group_id)
+  local group = find_named(group_id)
   if group[STATE] == TAKEN then
     group[STATE] = SETTLED
     save(group)
@@ -57,4 +49,4 @@ for _, group_id in ipairs(call('ZRANGE', prefix .. 'order', 0, -1)) do
 end
 flush()
 keep_answer(ARGV[3], incarnation)
-return {'ok', incarnation, last_step, entries_after()}
+return {'ok', incarnation, last_step, with_entries(steps_after(step))}

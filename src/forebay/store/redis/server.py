@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import os
 import secrets
-from collections.abc import Callable
-from typing import Any, Final, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from forebay.clock import SystemClock
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, StoreError
 from forebay.store.address import Address, parse_address
 from forebay.store.redis.line import Line
-from forebay.store.redis.link import Call, Connection, Link, Replicas
+from forebay.store.redis.link import Call, Link, Replicas
 from forebay.store.redis.refusals import refusal
+from forebay.store.redis.routes import Connection, Connectors, Route
 from forebay.store.redis.scripts import Script
 from forebay.store.redis.wire import Argument
 from forebay.store.settings import StoreSettings
@@ -33,22 +34,30 @@ class Server:
         settings: Address, user, certificates, replicas, deadline.
         run_id: The run whose store it is; every key holds it as a hash tag, so that all lie in one slot of a
             cluster.
+        greet: Called with each new connection; raises if its server is not one to be used.
 
     Raises:
         ConfigError: The client is not installed, or the variable with the password is not set.
     """
 
-    def __init__(self, settings: StoreSettings, run_id: str) -> None:
-        if settings.url is None:
-            raise ConfigError("a redis store needs an address", remedy="Set store.url.")
-        self.address = parse_address(settings.url)
-        self.run_id = run_id
+    def __init__(self, settings: StoreSettings, run_id: str, greet: Callable[[Connection], None]) -> None:
+        self.address = server_address(settings)
         self.run_id = run_id
         self.prefix = f"forebay:{{{run_id}}}:"
-        self._meta_key = f"{self.prefix}meta"
-        connect = _connector(settings, self.address)
+        # The second key is never there: a cluster that is moving the slot to another node, key by key, then
+        # refuses a script before it begins, instead of at the first key that is gone.
+        self._keys = (f"{self.prefix}meta", f"{self.prefix}never")
+        connectors = _connectors(settings, self.address)
+
+        def link() -> Link:
+            plaintext = settings.allow_plaintext
+            route = Route(self.address, connectors, greet, allow_plaintext=plaintext)
+            synced = settings.durability == "fsync"
+            replicas = Replicas(settings.min_replicas, settings.replica_timeout_s, synced=synced)
+            return Link(route, f"{self.prefix}beat", replicas)
+
         self._control, self._puts, self._large_puts, self._reads = (
-            Line(self._link(settings, connect), settings.deadline_s, SystemClock()) for _ in range(4)
+            Line(link(), settings.deadline_s, SystemClock()) for _ in range(4)
         )
 
     def run(self, script: Script, *arguments: Argument) -> list[Any]:
@@ -57,18 +66,39 @@ class Server:
         Raises:
             ForebayError: What the script refused, or why the server did not answer.
         """
-        return self._run(self._control, script, arguments)
+        return self._checked(self._control.send(Call(script.name, self._words(script, *arguments), script)))
 
-    def put(self, script: Script, *arguments: Argument, frame: bytes) -> list[Any]:
-        """Run a script that takes in a frame: it finds it staged under the name that is its last argument.
+    def put_many(
+        self, script: Script, puts: Sequence[tuple[tuple[Argument, ...], bytes]]
+    ) -> list[list[Any] | StoreError]:
+        """Run a script that takes in frames; return the answer for each, or why there is none.
 
-        The frame is sent before the script, in the same round trip. What is staged and not taken in, because
-        the connection broke between the two, is gone after a while.
+        A frame is sent before the script, in the same round trip, under a name that is added to the arguments
+        of its put. What is staged and not taken in, because the connection broke between the two, is gone
+        after a while.
+
+        Args:
+            script: Takes the arguments of several puts, and answers each.
+            puts: Arguments and frame of each.
         """
-        line = self._large_puts if len(frame) > _LARGE_BYTES else self._puts
         name = secrets.token_hex(12)
+        calls = [self._put_call(script, *put, f"{name}.{place}") for place, put in enumerate(puts)]
+        small = [call for call in calls if call.num_bytes <= _LARGE_BYTES]
+        large = [call for call in calls if call.num_bytes > _LARGE_BYTES]
+        for line, some in ((self._puts, small), (self._large_puts, large)):
+            if some:
+                line.send_all(some)
+        return [self._outcome(call) for call in calls]
+
+    def _put_call(self, script: Script, arguments: tuple[Argument, ...], frame: bytes, name: str) -> Call:
         stage = ("SET", f"{self.prefix}s:{name}", frame, "EX", _STAGED_S)
-        return self._run(line, script, (*arguments, name), stage, len(frame))
+        return Call(script.name, self._words(script, *arguments, name), script, stage, len(frame))
+
+    def _outcome(self, call: Call) -> list[Any] | StoreError:
+        try:
+            return self._checked(call.result())
+        except StoreError as error:
+            return error
 
     def ask(self, *words: Argument) -> Any:
         """Return the answer to a command that changes nothing."""
@@ -83,28 +113,28 @@ class Server:
         for line in (self._control, self._puts, self._large_puts, self._reads):
             line.close()
 
-    def _link(self, settings: StoreSettings, connect: Callable[[], Connection]) -> Link:
-        synced = settings.durability == "fsync"
-        replicas = Replicas(settings.min_replicas, settings.replica_timeout_s, synced=synced)
-        return Link(connect, self.address, f"{self.prefix}beat", replicas)
+    def _words(self, script: Script, *arguments: Argument) -> tuple[Argument, ...]:
+        return ("EVALSHA", script.digest, len(self._keys), *self._keys, *arguments)
 
-    def _run(
-        self,
-        line: Line,
-        script: Script,
-        arguments: tuple[Argument, ...],
-        stage: tuple[Argument, ...] = (),
-        num_bytes: int = 0,
-    ) -> list[Any]:
-        words = ("EVALSHA", script.digest, 1, self._meta_key, *arguments)
-        answer: list[Any] = line.send(Call(script.name, words, script, stage, num_bytes))
+    def _checked(self, answer: list[Any]) -> list[Any]:
         if answer[0] != b"ok":
             raise refusal(self.address, answer)
         return answer[1:]
 
 
-def _connector(settings: StoreSettings, address: Address) -> Callable[[], Connection]:
-    """Return what makes a connection.
+def server_address(settings: StoreSettings) -> Address:
+    """Return the address of a store's server.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if settings.url is None:
+        raise ConfigError("a redis store needs an address", remedy="Set store.url.")
+    return parse_address(settings.url)
+
+
+def _connectors(settings: StoreSettings, address: Address) -> Connectors:
+    """Return what makes connections.
 
     Raises:
         ConfigError: The client is not installed, or the variable with the password is not set.
@@ -121,27 +151,26 @@ def _connector(settings: StoreSettings, address: Address) -> Callable[[], Connec
     wait_s = settings.replica_timeout_s if settings.min_replicas else 0.0
     timeout_s = min(_REPLY_TIMEOUT_S, settings.deadline_s)
     arguments: dict[str, Any] = {
-        "host": address.host,
-        "port": address.port,
-        "db": address.database,
-        "username": settings.username,
-        "password": _password(settings),
         "socket_timeout": timeout_s + wait_s,
         "socket_connect_timeout": timeout_s,
         # The line tries again by itself; it knows what may be sent twice.
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }
-    if not address.tls:
-        return functools.partial(cast(Any, connection.Connection), **arguments)
-    arguments |= {
-        "ssl_cert_reqs": "required",
-        "ssl_check_hostname": True,
-        "ssl_ca_certs": _existing(settings.tls_ca_file, "store.tls_ca_file"),
-        "ssl_certfile": _existing(settings.tls_cert_file, "store.tls_cert_file"),
-        "ssl_keyfile": _existing(settings.tls_key_file, "store.tls_key_file"),
-    }
-    return functools.partial(cast(Any, connection.SSLConnection), **arguments)
+    kind: Any = connection.Connection
+    if address.tls:
+        kind = connection.SSLConnection
+        arguments |= {
+            "ssl_cert_reqs": "required",
+            "ssl_check_hostname": True,
+            "ssl_ca_certs": _existing(settings.tls_ca_file, "store.tls_ca_file"),
+            "ssl_certfile": _existing(settings.tls_cert_file, "store.tls_cert_file"),
+            "ssl_keyfile": _existing(settings.tls_key_file, "store.tls_key_file"),
+        }
+    login = {"username": settings.username, "password": _password(settings), "db": address.database}
+    return Connectors(
+        server=functools.partial(kind, **login, **arguments), sentinel=functools.partial(kind, **arguments)
+    )
 
 
 def _password(settings: StoreSettings) -> str | None:

@@ -1,2 +1,2 @@
 -- ARGV: now
-return {'ok', totals()}
+return {'ok', read_totals()}

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from forebay.clock import Clock
-from forebay.errors import RefusedError, StoreError, WireError
+from forebay.errors import StoreError
 from forebay.staleness import Choice, OutstandingGroup
 from forebay.store import batches, refusals
-from forebay.store.groups import check_spec, mismatch
+from forebay.store.groups import check_spec
 from forebay.store.protocol import (
     Chooser,
     GroupSpec,
@@ -26,16 +26,22 @@ from forebay.store.protocol import (
     StoreStats,
     TakenGroup,
 )
-from forebay.store.records import decode_entry, encode_record
+from forebay.store.putting import Outcome, Refusal, encode_result, receipt_of
+from forebay.store.records import encode_record, journal_key, spec_key
 from forebay.store.redis import scripts
-from forebay.store.redis.packing import MAX_GROUP_SIZE, pack_version, spec_arguments, unpack_slots
+from forebay.store.redis.packing import (
+    pack_values,
+    pack_version,
+    spec_arguments,
+    unpack_entries,
+    unpack_slots,
+)
 from forebay.store.redis.server import Server
 from forebay.store.redis.taking import Taking
 from forebay.store.redis.view import RedisView
 from forebay.store.redis.wire import Argument
 from forebay.store.settings import StoreSettings
 from forebay.trajectory import PolicyVersion, Trajectory
-from forebay.wire import encode
 
 
 class RedisStore:
@@ -87,29 +93,37 @@ class RedisStore:
 
     def put(self, trajectory: Trajectory, slot: Slot) -> Receipt:
         """Store a result; see `TrajectorySink.put`."""
-        foreign = mismatch(trajectory, slot, self._run_id)
-        if foreign is not None:
-            raise self._refused("foreign", foreign)
-        frame, refused = _encode(trajectory, self._settings.max_trajectory_bytes)
-        if refused is not None:
-            raise self._refused(*refused)
+        return receipt_of(self.put_many(((trajectory, slot),))[0])
+
+    def put_many(self, results: Sequence[tuple[Trajectory, Slot]]) -> tuple[Outcome, ...]:
+        """Store results together; see `TrajectorySink.put_many`."""
+        limit = self._settings.max_trajectory_bytes
+        frames = [encode_result(*result, run_id=self._run_id, max_bytes=limit) for result in results]
+        puts = [
+            (self._arguments(*result, len(frame)), frame)
+            for result, (frame, refusal) in zip(results, frames, strict=True)
+            if refusal is None
+        ]
+        answers = iter(self._server.put_many(scripts.PUT, puts))
+        return tuple(
+            _outcome(next(answers)) if refusal is None else self._refused(refusal) for _, refusal in frames
+        )
+
+    def _arguments(self, trajectory: Trajectory, slot: Slot, num_bytes: int) -> tuple[Argument, ...]:
+        """Return a put as the script takes it: PUT_FIELDS without the name that the frame is staged under."""
+        place = (slot.group_id, slot.member, slot.group_size)
         version = pack_version(trajectory.oldest_version)
         timed_out = int(trajectory.finish == "timeout")
-        place = (slot.group_id, slot.member, slot.group_size)
-        arguments = (self._now_s(), *place, trajectory.trajectory_id, *version, timed_out, len(frame))
-        (receipt,) = self._server.put(scripts.PUT, *arguments, frame=frame)
-        if receipt == b"accepted":
-            return "accepted"
-        return "duplicate" if receipt == b"duplicate" else "late"
+        return self._now_s(), pack_values((*place, trajectory.trajectory_id, *version, timed_out, num_bytes))
 
     def dispatch(self, groups: Sequence[GroupSpec], *, incarnation: int) -> int:
         """Make groups claimable; see `TaskSink.dispatch`."""
         for spec in groups:
-            _check(spec)
+            check_spec(spec)
         limits = (self._settings.capacity_groups, self._settings.capacity_bytes)
         fields: list[Argument] = []
         for spec in groups:
-            fields += spec_arguments(spec, encode_record(spec))
+            fields += _fields(spec)
         (done,) = self._learn(scripts.DISPATCH, incarnation, *limits, *fields)
         return int(done)
 
@@ -126,7 +140,7 @@ class RedisStore:
         if not entry.group_ids or len(set(entry.group_ids)) != len(entry.group_ids):
             raise refusals.no_batch(entry.group_ids)
         limit = self._settings.retained_capacity_bytes
-        batch = (entry.now.incarnation, entry.digest, encode_record(entry))
+        batch = (entry.now.incarnation, entry.digest, encode_record(journal_key(entry.step), entry))
         self._learn(scripts.RECORD, incarnation, entry.step, limit, *batch, *entry.group_ids)
         self._known_step = max(self._known_step, entry.step)
 
@@ -136,8 +150,8 @@ class RedisStore:
         """Discard a taken group; see `TrajectorySource.reject`."""
         fields: tuple[Argument, ...] = ()
         if replacement is not None:
-            _check(replacement)
-            fields = spec_arguments(replacement, encode_record(replacement))
+            check_spec(replacement)
+            fields = _fields(replacement)
         self._learn(scripts.REJECT, incarnation, group_id, reason, *fields)
 
     def release(self, group_id: str, *, incarnation: int) -> None:
@@ -159,7 +173,7 @@ class RedisStore:
         """Begin a new incarnation; see `TrajectorySource.rewind`."""
         incarnation, last_step, entries = self._server.run(scripts.REWIND, self._now_s(), step, _token())
         self._known_step = last_step
-        return Rewound(incarnation=incarnation, journal=tuple(decode_entry(raw) for raw in entries))
+        return Rewound(incarnation=incarnation, journal=unpack_entries(entries))
 
     def advance_fork(self, version: int, *, incarnation: int) -> None:
         """Move this incarnation's fork; see `TrajectorySource.advance_fork`."""
@@ -217,36 +231,25 @@ class RedisStore:
         refused = (part for member, reason in reasons.items() for part in (member, reason))
         self._server.run(scripts.QUARANTINE, self._now_s(), group_id, *limits, *refused)
 
-    def _refused(self, reason: str, error: StoreError) -> StoreError:
-        self._server.run(scripts.REFUSE, self._now_s(), reason)
-        return error
+    def _refused(self, refusal: Refusal) -> StoreError:
+        """Count a refusal; return what its caller is told."""
+        try:
+            self._server.run(scripts.REFUSE, self._now_s(), refusal.reason)
+        except StoreError as error:
+            return error
+        return refusal.error
 
 
-def _encode(trajectory: Trajectory, limit: int) -> tuple[bytes, tuple[str, StoreError] | None]:
-    """Return a frame, and why it is refused, with the reason to be counted, if it is."""
-    try:
-        frame = encode(trajectory)
-    except WireError as error:
-        return b"", (error.reason, RefusedError(str(error)))
-    if len(frame) <= limit:
-        return frame, None
-    too_large = RefusedError(
-        f"trajectory {trajectory.trajectory_id} is too large",
-        got=f"{len(frame)} bytes",
-        limit=f"store.max_trajectory_bytes={limit}",
-        remedy="Shorten the episodes or raise the limit.",
-    )
-    return frame, ("too_large", too_large)
+def _outcome(answer: list[Any] | StoreError) -> Outcome:
+    if isinstance(answer, StoreError):
+        return answer
+    if answer[0] == b"accepted":
+        return "accepted"
+    return "duplicate" if answer[0] == b"duplicate" else "late"
 
 
-def _check(spec: GroupSpec) -> None:
-    check_spec(spec)
-    if spec.group_size > MAX_GROUP_SIZE:
-        raise StoreError(
-            f"group {spec.group_id} is too large for a redis store",
-            got=f"group_size={spec.group_size}",
-            limit=MAX_GROUP_SIZE,
-        )
+def _fields(spec: GroupSpec) -> tuple[Argument, ...]:
+    return spec_arguments(spec, encode_record(spec_key(spec.group_id), spec))
 
 
 def _token() -> str:

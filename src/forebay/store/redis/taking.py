@@ -14,6 +14,7 @@ from forebay.store.protocol import Chooser, TakenGroup
 from forebay.store.redis import scripts
 from forebay.store.redis.packing import unpack_summaries
 from forebay.store.redis.view import RedisView
+from forebay.store.taking import first_pause_s
 
 _FIRST_PAUSE_S: Final = 0.002
 _LAST_PAUSE_S: Final = 0.025
@@ -40,7 +41,7 @@ class Taking:
 
     Waits for: a settled group, a published version, a deadline that passes. Unblocked by: actors' puts, the
     learner's own publish, the clock. Its own deadline: `timeout_s`. Between two looks at the groups it asks
-    for one number, every 2 to 25 ms.
+    for one number, every 2 to 25 ms; a look at many groups is followed by a pause in proportion.
 
     Args:
         learn: Runs a script of the learner's.
@@ -71,6 +72,7 @@ class Taking:
         choice, num_live = Choice(), None
         pause_s = _FIRST_PAUSE_S
         while True:
+            began_s = self._clock.monotonic_s()
             seen = self._look()
             if seen is not None:
                 choice = seen.choice
@@ -82,7 +84,7 @@ class Taking:
                 # A group that left untrained must be replaced by the caller: waiting on would starve it.
                 if taken or choice.stale or seen.num_live < num_live:
                     return taken, choice
-                pause_s = _FIRST_PAUSE_S
+                pause_s = first_pause_s(self._clock.monotonic_s() - began_s)
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s <= 0.0:
                 return (), choice

@@ -11,10 +11,17 @@ from forebay.errors import ConfigError, StoreError, StoreVersionError
 from forebay.staleness import OutstandingGroup
 from forebay.store.batches import RawGroup, whole_group
 from forebay.store.protocol import JournalEntry, StoreStats, TakenGroup
-from forebay.store.records import Group, decode_entry, decode_spec
+from forebay.store.records import Group, decode_spec, spec_key
 from forebay.store.redis import scripts
 from forebay.store.redis.auditing import contradictions, read_snapshot, strangers
-from forebay.store.redis.packing import FORMAT_VERSION, pairs, unpack_group, unpack_stats, unpack_totals
+from forebay.store.redis.packing import (
+    FORMAT_VERSION,
+    pairs,
+    unpack_entries,
+    unpack_group,
+    unpack_stats,
+    unpack_totals,
+)
 from forebay.store.redis.server import Server
 from forebay.store.settings import StoreSettings
 from forebay.store.view import PAGE_GROUPS, SetAside, StoredGroup, outstanding_group, stored_group
@@ -55,17 +62,19 @@ class RedisView:
                 f"there is no store of run {run_id} on {self._server.address} yet",
                 remedy="Start the run first.",
             )
-        if int(stored_format) != FORMAT_VERSION or owner != run_id.encode():
+        if stored_format != b"%d" % FORMAT_VERSION or owner != run_id.encode():
+            found, run = (str(value or b"", errors="replace") for value in (stored_format, owner))
             raise StoreVersionError(
                 f"the store on {self._server.address} has another format, or is another run's",
-                got=f"format {int(stored_format)}, run {owner.decode(errors='replace')}",
+                got=f"format {found}, run {run}",
                 limit=f"format {FORMAT_VERSION}, run {run_id}",
                 remedy="Use the forebay version that made it; it was not touched.",
             )
 
     def stats(self) -> StoreStats:
         """Return a snapshot; see `StoreView.stats`."""
-        totals = unpack_totals(self._server.run(scripts.STATS, self._clock.wall_s())[0])
+        (reply,) = self._server.run(scripts.STATS, self._clock.wall_s())
+        totals = unpack_totals(self._key("meta"), reply)
         return unpack_stats(totals, self._settings, self._clock.wall_s())
 
     def groups(self) -> Iterator[StoredGroup]:
@@ -119,9 +128,11 @@ class RedisView:
             None
             if group is None or spec is None
             else RawGroup(
-                decode_spec(spec), tuple((i, next(frames)) for i, _ in members), self._server.run_id
+                decode_spec(spec_key(name), spec),
+                tuple((i, next(frames)) for i, _ in members),
+                self._server.run_id,
             )
-            for group, spec, members in zip(records, specs, wanted, strict=True)
+            for name, group, spec, members in zip(group_ids, records, specs, wanted, strict=True)
         ]
 
     def read_group(self, group_id: str) -> TakenGroup:
@@ -134,8 +145,7 @@ class RedisView:
 
     def journal(self) -> tuple[JournalEntry, ...]:
         """Return every batch that was consumed and is not forgotten; see `StoreView.journal`."""
-        entries = self._server.run(scripts.ENTRIES, self._clock.wall_s())
-        return tuple(decode_entry(raw) for raw in entries)
+        return unpack_entries(self._server.run(scripts.ENTRIES, self._clock.wall_s())[0])
 
     def set_aside(self) -> tuple[SetAside, ...]:
         """Return the frames in quarantine; see `StoreView.set_aside`."""
@@ -155,13 +165,13 @@ class RedisView:
         """
         before = self._names()
         totals_reply, names, groups, *rest = self._server.run(scripts.AUDIT, self._clock.wall_s())
-        totals = unpack_totals(totals_reply)
+        totals = unpack_totals(self._key("meta"), totals_reply)
         stats = unpack_stats(totals, self._settings, self._clock.wall_s())
         snapshot = read_snapshot(
             rest,
             totals,
             stats,
-            (unpack_group(name.decode(), raw) for name, raw in zip(names, groups, strict=True) if raw),
+            (self._unpack(name.decode(), raw) for name, raw in zip(names, groups, strict=True) if raw),
         )
         unknown = strangers(before, snapshot.groups)
         left = sorted(unknown & self._names()) if unknown else []
@@ -177,9 +187,12 @@ class RedisView:
     def _records(self, group_ids: Sequence[str]) -> list[Group | None]:
         found = self._server.read("MGET", *(self._key(f"g:{name}") for name in group_ids))
         return [
-            None if raw is None else unpack_group(name, raw)
+            None if raw is None else self._unpack(name, raw)
             for name, raw in zip(group_ids, found, strict=True)
         ]
+
+    def _unpack(self, group_id: str, raw: bytes) -> Group:
+        return unpack_group(self._server.prefix, group_id, raw)
 
     def _frames(self, wanted: Sequence[tuple[str, int]]) -> Iterator[bytes]:
         """Yield the values of keys of known sizes, in order; empty where there is none."""
