@@ -78,7 +78,7 @@ class Effort(NamedTuple):
     shapes: int
 
 
-FULL: Final = Effort({32: 200, 512: 40}, {32: 96, 512: 6}, trained=1000, shapes=8)
+FULL: Final = Effort({32: 200, 512: 40}, {32: 96, 512: 16}, trained=1000, shapes=8)
 QUICK: Final = Effort({32: 60, 512: 10}, {32: 10, 512: 0}, trained=50, shapes=2)
 
 

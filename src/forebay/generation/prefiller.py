@@ -94,12 +94,14 @@ class Prefiller:
         return chunks
 
     def _will_share(self, other: Running, sequence: Running, version: PolicyVersion) -> bool:
+        fresh = other.kv_version in (None, version) and not other.num_sampled
+        if not fresh or not self._settings.shared_prefixes:
+            return False
         if self._pool.is_parked(sequence.waiting.request.episode_id):
             return False
         prompt, other_prompt = (s.waiting.request.prompt[:-1] for s in (sequence, other))
         num_common = common_prefix(other_prompt, prompt)
-        fresh = other.kv_version in (None, version) and not other.num_sampled
-        return fresh and self._pool.wants(prompt[:num_common], len(other_prompt) - other.num_reused)
+        return self._pool.wants(prompt[:num_common], len(other_prompt) - other.num_reused)
 
     def _begin(self, sequence: Running, version: PolicyVersion) -> None:
         """Start a sequence from a saved row, if one may be used."""
