@@ -144,7 +144,7 @@ def test_c14_c68_c70_bad_configurations(held: ExitStack) -> None:
             Case(["config", "check", "unknown.toml"], ["unknown.toml:2", "'optimizer.learning_rate'"]),
             Case(["train", "misplaced.toml"], ["misplaced.toml:3", "[learner]", "'optimizer.learning_rate'"]),
             Case(["train", "type.toml"], ["type.toml:2: learner.steps", "got 'many'"]),
-            Case(train("batching.group_size=1"), ["greater than or equal to 2"]),
+            Case(train("batching.group_size=1"), ["got batching.group_size=1, limit 2", "no baseline"]),
             Case(train("batching.groups=7", "batching.minibatches=2"), ["minibatches in [1, 7]"]),
             Case(train("batching.groups=1", "batching.minibatches=2"), ["minibatches in [1]"]),
             Case(train("store.retained_capacity_bytes=5"), ["= 86654976", "Checkpoint more often"]),

@@ -48,23 +48,26 @@ class Plot(NamedTuple):
         title: What is shown.
         axis: The vertical axis.
         curves: What is drawn for every run that has it.
+        is_optional: Whether most runs have none of it, so that it is left out without a note.
     """
 
     anchor: str
     title: str
     axis: Axis
     curves: tuple[Curve, ...]
+    is_optional: bool = False
 
 
 def charts(runs: Sequence[RunTables], plots: Iterable[Plot]) -> tuple[Part, ...]:
-    """Return each plot with a line for each curve of each run, or a note that nothing was recorded.
+    """Return each plot with a line for each curve of each run, or a note where a run should have recorded it.
 
     A single run has a color for each curve; two runs have a color each, and a dash pattern for each curve.
     """
-    return tuple(_chart(runs, plot) for plot in plots)
+    parts = (_chart(runs, plot) for plot in plots)
+    return tuple(part for part in parts if part is not None)
 
 
-def _chart(runs: Sequence[RunTables], plot: Plot) -> Part:
+def _chart(runs: Sequence[RunTables], plot: Plot) -> Part | None:
     lines = tuple(
         _line(runs, run, index, curve)
         for run, tables in enumerate(runs)
@@ -72,7 +75,7 @@ def _chart(runs: Sequence[RunTables], plot: Plot) -> Part:
         if has(tables, curve.source, curve.column)
     )
     if not lines:
-        return Note(text=f"{plot.title}: not recorded by this run.")
+        return None if plot.is_optional else Note(text=f"{plot.title}: not recorded by this run.")
     axis = plot.axis
     return Chart(
         anchor=plot.anchor,

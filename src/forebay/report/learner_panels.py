@@ -84,18 +84,21 @@ _LEARNING: Final = (
         "Distance from the reference policy",
         _NATS,
         (Curve("reference_kl", "KL(current ‖ reference)"),),
+        is_optional=True,
     ),
     Plot(
         "critic",
         "What the critic explains of the returns",
         Axis("share of their variance", "percent", None, 1.0),
         (Curve("value.explained_variance", "explained variance"),),
+        is_optional=True,
     ),
     Plot(
         "value",
         "What the critic expects",
         Axis("mean over tokens, in units of return"),
         (Curve("value.mean", "value"), Curve("value.target_mean", "its target")),
+        is_optional=True,
     ),
     Plot("grad", "Gradient norm before clipping", Axis("norm", low=0.0), (Curve("grad_norm", "norm"),)),
 )

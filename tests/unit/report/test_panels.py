@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from forebay.report.columns import rounded, tables_of
@@ -147,6 +148,19 @@ def test_masked_tokens_are_told_by_reason(new) -> None:
     assert [[cell.text for cell in row] for row in table.rows] == [
         ["trained", "800 · 95.2 %"], ["masked: unscored", "40 · 4.8 %"],
     ]  # fmt: skip
+
+
+def test_a_critic_and_a_reference_are_drawn_where_there_is_one_and_not_missed_elsewhere(new) -> None:
+    few = {"reference_kl", "critic", "value"}
+    without = learning_panel([tables_of(new)])
+    assert few.isdisjoint(chart.anchor for chart in parts(without, Chart))
+    assert "critic" not in notes(without) and "reference" not in notes(without)
+    tables = tables_of(new)
+    columns = dict.fromkeys(
+        ("reference_kl", "value.mean", "value.explained_variance"), tables.batches["reward"]
+    )
+    having = learning_panel([msgspec.structs.replace(tables, batches={**tables.batches, **columns})])
+    assert few.issubset(chart.anchor for chart in parts(having, Chart))
 
 
 def test_what_a_dead_run_lacks_is_said(dead) -> None:
