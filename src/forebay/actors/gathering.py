@@ -10,12 +10,12 @@ from typing import Final, NamedTuple
 
 from forebay.errors import StoreError
 from forebay.store.protocol import Receipt, Slot
+from forebay.store.putting import Outcome
 from forebay.trajectory import Trajectory
 
 _MAX_RESULTS: Final = 64
 _MAX_TOKENS: Final = 4 << 20
 
-Outcome = Receipt | StoreError
 PutMany = Callable[[Sequence[tuple[Trajectory, Slot]]], Sequence[Outcome]]
 
 

@@ -173,8 +173,7 @@ class SlotRunner:
         ending: Ending
         began_s = self._now_s()
         try:
-            members = (live.member,) if live.log.traced else ()
-            ending = await self._store.put(trajectory, live.slot, members=members)
+            ending = await self._store.put(trajectory, live.slot)
         except RefusedError as error:
             ending = "refused"
             await self._fail(live, "refused", error)

@@ -15,6 +15,7 @@ from forebay.actors.gathering import Gatherer
 from forebay.actors.settings import ActorSettings
 from forebay.errors import RefusedError, StoreError
 from forebay.store.protocol import Receipt, Slot, TaskSource, TrajectorySink
+from forebay.store.putting import Outcome, receipt_of
 from forebay.telemetry.trace import OFF, Tracer
 from forebay.trajectory import PolicyVersion, Trajectory
 
@@ -60,7 +61,7 @@ class StoreAccess:
         self._tracer = tracer
         self._leases = ThreadPoolExecutor(1, "leases")
         self._results = ThreadPoolExecutor(settings.put_threads, "results")
-        self._gatherer = Gatherer(store.put_many)
+        self._gatherer = Gatherer(self._put_many)
 
     async def claim(self, max_slots: int, version: PolicyVersion) -> tuple[Slot, ...]:
         """Lease slots; see `TaskSource.claim`."""
@@ -74,25 +75,16 @@ class StoreAccess:
         renew = functools.partial(self._store.heartbeat, slots, ttl_s=self._settings.lease_ttl_s)
         return await self._insist(self._leases, renew, "store.heartbeat")
 
-    async def put(self, trajectory: Trajectory, slot: Slot, *, members: tuple[str, ...] = ()) -> Receipt:
+    async def put(self, trajectory: Trajectory, slot: Slot) -> Receipt:
         """Store a result.
-
-        Args:
-            trajectory: The result.
-            slot: The slot that it belongs to.
-            members: Its member, if that is followed by the trace.
 
         Raises:
             RefusedError: The store will never take it.
         """
-        if trajectory.num_tokens > _LARGE_TOKENS:
-            put = functools.partial(self._store.put, trajectory, slot)
-            return await self._insist(self._results, put, "store.put" if members else None, members)
-        began_s = self._tracer.now_s()
-        receipt = await self._persist(lambda: self._gatherer.put(trajectory, slot))
-        if members:
-            self._tracer.slice("store.put", began_s, self._tracer.now_s(), members=members)
-        return receipt
+        if trajectory.num_tokens <= _LARGE_TOKENS:
+            return await self._persist(lambda: self._gatherer.put(trajectory, slot))
+        alone = [(trajectory, slot)]
+        return await self._insist(self._results, lambda: receipt_of(self._put_many(alone)[0]))
 
     async def fail(self, slot: Slot, reason: str) -> None:
         """Give up an attempt after an error."""
@@ -122,12 +114,17 @@ class StoreAccess:
         self._results.shutdown(wait=False)
         self._gatherer.close()
 
-    async def _insist(
-        self, executor: Executor, call: Callable[[], T], name: str | None, members: tuple[str, ...] = ()
-    ) -> T:
+    def _put_many(self, results: Sequence[tuple[Trajectory, Slot]]) -> Sequence[Outcome]:
+        """Store results; runs in a thread, whose slice names those of their members that are followed."""
+        members = self._tracer.followed(trajectory.trajectory_id for trajectory, _ in results)
+        if not members:
+            return self._store.put_many(results)
+        return self._traced(lambda: self._store.put_many(results), "store.put", members)
+
+    async def _insist(self, executor: Executor, call: Callable[[], T], name: str | None = None) -> T:
         """Make a call until the store takes it; it is traced if it has a name."""
         if name is not None:
-            call = functools.partial(self._traced, call, name, members)
+            call = functools.partial(self._traced, call, name)
         loop = asyncio.get_running_loop()
         return await self._persist(lambda: loop.run_in_executor(executor, call))
 
@@ -145,7 +142,7 @@ class StoreAccess:
                 backoff.failed(error)
             await asyncio.sleep(backoff.left_s)
 
-    def _traced(self, call: Callable[[], T], name: str, members: tuple[str, ...]) -> T:
+    def _traced(self, call: Callable[[], T], name: str, members: tuple[str, ...] = ()) -> T:
         began_s = self._tracer.now_s()
         try:
             return call()

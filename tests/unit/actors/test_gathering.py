@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from forebay.actors.gathering import Gatherer, Outcome
+from forebay.actors.gathering import Gatherer
 from forebay.errors import RefusedError, StoreError
 from forebay.store import Slot, StoreSettings, open_store
+from forebay.store.putting import Outcome
 from forebay.trajectory import Trajectory
 from tests.unit.store.builders import FIRST, RUN, make_spec, make_trajectory
 
