@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
-from forebay.clock import ManualClock
+from benchmarks.siblings_study.world import EventClock
 from forebay.learner.dispatch import Dispatcher
 from forebay.learner.fairness import FairShares
 from forebay.learner.feed import Feed, JournaledBatch
@@ -43,30 +41,6 @@ class Update(NamedTuple):
 
     digest: str
     empty: bool = False
-
-
-class EventClock(ManualClock):
-    """A clock on which things happen while somebody sleeps."""
-
-    def __init__(self) -> None:
-        super().__init__(1000.0)
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
-
-    def at(self, delay_s: float, event: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._events, (self.monotonic_s() + delay_s, self._count, event))
-
-    def sleep(self, duration_s: float) -> None:
-        """Sleep, and on to the next event at least: until then there is nothing to see."""
-        until_s = self.monotonic_s() + duration_s
-        if self._events:
-            until_s = max(until_s, self._events[0][0])
-        while self._events and self._events[0][0] <= until_s:
-            time_s, _, event = heapq.heappop(self._events)
-            self.advance(max(0.0, time_s - self.monotonic_s()))
-            event()
-        self.advance(max(0.0, until_s - self.monotonic_s()))
 
 
 class World:
