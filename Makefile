@@ -17,7 +17,7 @@ demo: setup  ## train an agent synchronously, then decoupled, and compare the tw
 	.venv/bin/forebay demo
 
 test: setup  ## run every test but the soak
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n 2
 
 check: setup  ## format, lint, types, layers
 	$(RUN) -m ruff format --check .
@@ -33,6 +33,8 @@ soak: setup  ## kill processes of a store and of a run at random moments, cut it
 	$(RUN) tests/system/power_loss.py --crashes 500
 	$(RUN) tests/system/soak.py --kills 20
 	$(RUN) tests/system/soak.py --kills 20 --redis
+	$(RUN) -m pytest -m soak tests/numerics/test_gang_training.py tests/system/test_gang_kills.py
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 $(RUN) -m tests.numerics.meshes
 
 docs: setup  ## build the documentation into site/
 	@$(RUN) -m uv pip install --quiet --python $(RUN) --require-hashes -r requirements/docs.txt

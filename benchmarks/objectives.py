@@ -41,7 +41,11 @@ _SEGMENT_TOKENS = 128
 _OWN = {
     "default": ObjectiveSettings(),
     "turn, interpolated, sequence_mis": ObjectiveSettings(
-        proximal="interpolated", ratio="turn", correction="sequence_mis", dual_clip=3.0
+        loss="decoupled_ppo",
+        proximal="interpolated",
+        ratio="turn",
+        correction="sequence_mis",
+        dual_clip=3.0,
     ),
     "grpo, held to a reference": ObjectiveSettings(preset="grpo", kl_coef=0.04),
     "reinforce++, held to a reference": ObjectiveSettings(preset="reinforce++", kl_coef=0.01),

@@ -6,10 +6,12 @@ import os
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,6 +25,28 @@ BUDGET_S = {
     "tests/system": 600,
     "tests/house": 60,
     "src": 60,
+}
+
+# Each starts whole runs, several processes with deadlines: no two of them at the same time.
+WHOLE_RUNS = {
+    f"tests/system/test_{name}.py"
+    for name in (
+        "critic_run",
+        "disk_full",
+        "docs",
+        "fairness_run",
+        "hostile_data",
+        "init_env",
+        "kills",
+        "known_environments",
+        "perfetto",
+        "redis_run",
+        "report",
+        "report_browser",
+        "resume",
+        "telemetry",
+        "vllm",
+    )
 }
 
 
@@ -83,13 +107,28 @@ class TimeBudget:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("time budget")
         collection_s = self._collected_s - self._started_s
-        terminalreporter.write_line(f"{'collection':<20} {'':>6} {collection_s:7.1f} s")
+        if collection_s:  # which workers do by themselves
+            terminalreporter.write_line(f"{'collection':<20} {'':>6} {collection_s:7.1f} s")
         for directory, spent_s in sorted(self._spent_s.items(), key=lambda item: -item[1]):
             budget_s = BUDGET_S.get(directory)
             line = f"{directory:<20} {len(self._tests[directory]):6d} {spent_s:7.1f} s"
             line += "" if budget_s is None else f"  of {budget_s} s"
             over = budget_s is not None and spent_s > budget_s
             terminalreporter.write_line(f"{line}  OVER" if over else line, red=over)
+
+
+class ByFile(LoadScopeScheduling):
+    """Keeps the tests of a file in one worker, and those that start whole runs one after the other."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "runs" if file in WHOLE_RUNS else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """Distribute the tests over the workers."""
+    return ByFile(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:

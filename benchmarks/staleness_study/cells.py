@@ -17,45 +17,46 @@ LAGS: Final = (0, 1, 2, 4, 8, 16)
 SEEDS: Final = tuple(range(5))
 MORE_SEEDS: Final = tuple(range(5, 10))  # where five leave a verdict open that matters
 SYNCHRONOUS: Final = "default"
+PROBLEMS: Final = ("calculator", "frozenlake")
 
 # Of the problems' learning rates, which are the highest that learn well without a lag.
 LOW_RATE: Final = 0.3
 
 _NO_REJECTION: Final = {"geometric_low": 0.0, "geometric_high": 1e30}
+_REJECTION: Final = {"geometric_low": 0.5, "geometric_high": 2.0}
 _CLIP: Final = {"clip_low": 0.2, "clip_high": 0.28}
-_DEFAULT: Final = {
+_DEFAULT: Final = {"loss": "ppo_clip", "clip_low": 0.5, "clip_high": 1.0, **_REJECTION}
+_TOKEN_TIS: Final = {
     "loss": "decoupled_ppo",
     "proximal": "current",
     "correction": "token_tis",
     "tis_cap": 2.0,
-    "geometric_low": 0.5,
-    "geometric_high": 2.0,
+    **_REJECTION,
     **_CLIP,
 }
 # Alike in everything but the loss: group-mean advantages, a mean over tokens (but for GSPO, which is one over
 # sequences). "default" is what `ObjectiveSettings()` says, written out.
 OBJECTIVES: Final[dict[str, dict[str, Any]]] = {
     "default": _DEFAULT,
+    "default_vcpo": _DEFAULT,
+    "default_drift": _DEFAULT,
     "ppo_clip": {"loss": "ppo_clip", **_CLIP, **_NO_REJECTION},
+    "token_tis": _TOKEN_TIS,
     "decoupled": {"loss": "decoupled_ppo", "tis_cap": 1e30, **_CLIP, **_NO_REJECTION},
     "uncorrected": {"loss": "decoupled_ppo", "correction": "none", **_CLIP, **_NO_REJECTION},
-    # The same, but what has moved by more than a factor of two from the behavior is left alone.
-    "ppo_wide": {
-        "loss": "ppo_clip",
-        "clip_low": 0.5,
-        "clip_high": 1.0,
-        "geometric_low": 0.5,
-        "geometric_high": 2.0,
-    },
-    "icepop": {**_DEFAULT, "icepop_low": 0.5, "icepop_high": 2.0},
-    "vcpo": _DEFAULT,
-    "a3po": {**_DEFAULT, "proximal": "interpolated"},
+    "icepop": {**_TOKEN_TIS, "icepop_low": 0.5, "icepop_high": 2.0},
+    "vcpo": _TOKEN_TIS,
+    "a3po": {**_TOKEN_TIS, "proximal": "interpolated"},
     "cispo": {"preset": "cispo", "advantage": "group_mean"},
     "gspo": {"preset": "gspo", "advantage": "group_mean"},
     "dppo": {"preset": "dppo"},
 }
 # Of the optimizer, by the name of the objective.
-OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {"vcpo": {"ess_scaling": True}}
+OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
+    "vcpo": {"ess_scaling": True},
+    "default_vcpo": {"ess_scaling": True},
+    "default_drift": {"drift_price": 0.1},
+}
 
 
 class Scale(NamedTuple):
@@ -156,40 +157,57 @@ def fingerprint(cell: Cell, problem_fingerprint: str, timing: Timing) -> str:
 
 def plan() -> Iterator[Cell]:
     """Yield every cell of the study, the most important first; whoever runs them stops when time is up."""
-    both, problems = ("default", "ppo_clip"), ("calculator", "frozenlake")
-    others = ("dppo", "a3po", "ppo_wide", "cispo", "gspo", "vcpo", "icepop", "decoupled", "uncorrected")
-    for problem in problems:
-        yield from _each(problem, both, "controlled", (0, 8))
-    for problem in problems:
-        yield from _each(problem, others[:2], "controlled", (8,), seeds=SEEDS[:3])
-    yield from _each("calculator", ("default",), "controlled", (0, 8), LOW_RATE)
-    yield from _each("frozenlake", ("default",), "wait", (0, 8))
-    yield from _each("calculator", ("ppo_clip", "dppo"), "controlled", (8,), LOW_RATE)
-    yield from _each("calculator", ("default",), "wait", (0,), LOW_RATE)
-    yield from _each("calculator", ("dppo", "default", "ppo_clip"), "wait", (8,), LOW_RATE)
-    yield from _each("frozenlake", ("dppo",), "wait", (8,))
-    for seeds in (SEEDS[:3], SEEDS[3:]):
-        for problem in problems:
-            yield from _each(problem, others, "controlled", (8,), seeds=seeds)
-    yield from _each("frozenlake", ("ppo_clip",), "wait", (8,))
-    yield from _each("calculator", both, "wait", (0, 8))
-    for lag in (16, 4, 2, 1):
-        for problem in problems:
-            yield from _each(problem, both, "controlled", (lag,))
-    for regime, lags in (("mask", (4, 8)), ("drop", (4, 8)), ("wait", (4, 16))):
-        for problem in problems:
-            yield from _each(problem, both, regime, lags)
-    for lag in (16, 4, 2, 1):
-        for problem in problems:
-            yield from _each(problem, others, "controlled", (lag,))
-    for problem in problems:
+    yield from _at_eight()
+    yield from _on_the_clock()
+    yield from _other_lags()
+    for problem in PROBLEMS:
         yield from _each(problem, ("gspo",), "controlled", (0,))
-        yield from _each(problem, both, "spread", (8, 16))
-        yield from _each(problem, both, "controlled", (0, 8, 16), LOW_RATE)
-    for problem in problems:
-        for rate in (LOW_RATE, 1.0):
-            yield from _each(problem, (*both, "dppo"), "controlled", (0, 8), rate, MORE_SEEDS)
-            yield from _each(problem, both, "wait", (0, 8), rate, MORE_SEEDS)
+        yield from _each(problem, ("default", "token_tis"), "spread", (8,))
+        yield from _each(problem, ("default",), "controlled", (0, 8), seeds=MORE_SEEDS)
+        yield from _each(problem, ("default",), "controlled", (0, 8), LOW_RATE, MORE_SEEDS)
+        yield from _each(problem, ("default",), "wait", (0, 8), seeds=MORE_SEEDS)
+
+
+def _at_eight() -> Iterator[Cell]:
+    """Yield what the default lag does to every objective, at both rates."""
+    first = ("default", "default_drift", "token_tis", "ppo_clip", "dppo", "default_vcpo")
+    for problem in PROBLEMS:
+        yield from _each(problem, first[:2], "controlled", (0, 8))
+    for problem in PROBLEMS:
+        yield from _each(problem, first[:1], "controlled", (0, 8), LOW_RATE)
+    for problem in PROBLEMS:
+        yield from _each(problem, first[2:], "controlled", (8,))
+    for problem in PROBLEMS:
+        yield from _each(problem, first[1:5], "controlled", (8,), LOW_RATE)
+    for problem in PROBLEMS:
+        yield from _each(problem, ("cispo", "gspo", "decoupled"), "controlled", (8,))
+    for problem in PROBLEMS:
+        others = ("icepop", "vcpo", "a3po", "uncorrected")
+        yield from _each(problem, others, "controlled", (8,), seeds=SEEDS[:3])
+
+
+def _on_the_clock() -> Iterator[Cell]:
+    """Yield what the rules do: the calculator at the cautious rate, frozenlake at the high one."""
+    for regime, lags in (("wait", (0, 8)), ("drop", (8,)), ("mask", (8,)), ("wait", (4, 16)), ("drop", (4,))):
+        yield from _each("calculator", ("default",), regime, lags, LOW_RATE)
+        yield from _each("frozenlake", ("default",), regime, lags)
+    for others in (("token_tis", "dppo"), ("ppo_clip",)):
+        yield from _each("calculator", others, "wait", (8,), LOW_RATE)
+        yield from _each("frozenlake", others, "wait", (8,))
+    yield from _each("frozenlake", ("default_drift",), "wait", (8,))
+    yield from _each("calculator", ("default", "default_drift"), "wait", (0, 8))
+
+
+def _other_lags() -> Iterator[Cell]:
+    """Yield the rest of the grid: objectives by controlled lag."""
+    for lag in (16, 4, 2, 1):
+        for problem in PROBLEMS:
+            yield from _each(problem, ("default", "default_drift", "token_tis"), "controlled", (lag,))
+            yield from _each(problem, ("ppo_clip",), "controlled", (lag,))
+            yield from _each(problem, ("default",), "controlled", (lag,), LOW_RATE)
+    for lag in (16, 4, 2, 1):
+        for problem in PROBLEMS:
+            yield from _each(problem, ("dppo", "cispo", "gspo", "decoupled"), "controlled", (lag,))
 
 
 def quick_plan() -> Iterator[Cell]:

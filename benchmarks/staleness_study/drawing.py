@@ -88,16 +88,22 @@ def draw(chart: Chart) -> str:
     for number, series in enumerate(chart.series):
         # Side by side where they share an x, so that error bars can be told apart.
         shift = 5.0 * (number - (len(chart.series) - 1) / 2.0) if chart.even else 0.0
-        parts += _line(series, frame, _COLORS[number % len(_COLORS)], shift)
+        parts += _line(series, frame, number, shift)
         y = _TOP + 12 + 18 * number
         x = _WIDTH - _RIGHT + 14
-        parts.append(f'<rect x="{x}" y="{y - 8}" width="14" height="4" fill="{_color(number)}"/>')
+        paint = f'stroke="{_color(number)}" fill="{_fill(number)}"'
+        parts.append(f'<rect x="{x}" y="{y - 9}" width="14" height="5" {paint}/>')
         parts.append(_text(x + 20, y - 2, series.label))
     return "\n".join([*parts, "</svg>", ""])
 
 
 def _color(number: int) -> str:
     return _COLORS[number % len(_COLORS)]
+
+
+def _fill(number: int) -> str:
+    """Return the color of a marker; those beyond the colors there are have hollow ones."""
+    return _color(number) if number < len(_COLORS) else "#ffffff"
 
 
 def _axes(chart: Chart, frame: _Frame) -> list[str]:
@@ -110,7 +116,7 @@ def _axes(chart: Chart, frame: _Frame) -> list[str]:
             f'<rect x="{_LEFT}" y="{top:.1f}" width="{right - _LEFT}" height="{frame.y(low) - top:.1f}" '
             'fill="#e8eef4"/>'
         )
-        parts.append(_text(_LEFT + 6, top + 14, meaning, color="#58708a"))
+        parts.append(_text(right - 6, top - 5, meaning, anchor="end", color="#58708a"))
     for value in frame.ticks_y:
         y = frame.y(value)
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"/>')
@@ -125,15 +131,16 @@ def _axes(chart: Chart, frame: _Frame) -> list[str]:
     return parts
 
 
-def _line(series: Series, frame: _Frame, color: str, shift: float) -> list[str]:
+def _line(series: Series, frame: _Frame, number: int, shift: float) -> list[str]:
+    color, fill = _color(number), _fill(number)
     places = [(frame.x(point.x) + shift, frame.y(point.y)) for point in series.points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     parts = [f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>']
     for (x, y), point in zip(places, series.points, strict=True):
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>')
         if point.low is not None and point.high is not None:
             ends = f'y1="{frame.y(point.low):.1f}" y2="{frame.y(point.high):.1f}"'
             parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" {ends} stroke="{color}"/>')
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" stroke="{color}" fill="{fill}"/>')
     return parts
 
 

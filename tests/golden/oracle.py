@@ -147,14 +147,29 @@ def _loss(moved: Batch, frozen: Batch, recipe: Recipe) -> float:
     return sum(totals) / recipe.constant_tokens / nonempty
 
 
+def gain(batch: Batch, recipe: Recipe) -> float:
+    """Mean over trained tokens of `(min(current / behavior, 5) - 1) A`, each with its own worth."""
+    gains = [
+        (min(math.exp(token.current - token.behavior), 5.0) - 1.0) * _worth(sequence, t, recipe)
+        for sequence in batch
+        for t, token in enumerate(sequence)
+        if token.trained
+    ]
+    return sum(gains) / len(gains)
+
+
+def _worth(sequence: Sequence[Token], t: int, recipe: Recipe) -> float:
+    """A token's advantage, less the penalty for itself and what comes after it if that is in the reward."""
+    if recipe.kl_in != "reward":
+        return sequence[t].advantage
+    away = sum(_estimate(later, recipe) for later in sequence[t:] if later.trained)
+    return sequence[t].advantage - recipe.kl_coef * away
+
+
 def _token_loss(token: Token, still: Sequence[Token], t: int, recipe: Recipe) -> float:
     """One token's loss as a function of its own current logprob; `still` is its sequence, unmoved."""
     fixed = still[t]
-    advantage = fixed.advantage
-    if recipe.kl_in == "reward":
-        for later in still[t:]:
-            if later.trained:
-                advantage -= recipe.kl_coef * _estimate(later, recipe)
+    advantage = _worth(still, t, recipe)
     weight = _applied_weight(still, t, recipe)
     if recipe.loss == "cross_entropy":
         return -token.current

@@ -15,9 +15,9 @@ import pytest
 from forebay.models.checkpoint_io import load_model
 from forebay.models.config import ModelConfig
 from forebay.models.decode import decode_params, init_cache, prefill
+from forebay.models.frequencies import inverse_frequencies
 from forebay.models.hf import from_hf_tensors, to_hf_tensors
 from forebay.models.logprobs import token_logprobs
-from forebay.models.rope import inverse_frequencies
 from forebay.models.settings import ComputeSettings
 from forebay.models.transformer import forward, output_logits, output_table
 

@@ -190,6 +190,7 @@ def test_loss_and_gradient_match_the_oracle(name: str) -> None:
     if recipe.loss != "cross_entropy":
         assert figures.sequence_ess == pytest.approx(oracle.sequence_effective_sample_size(batch), rel=1e-5)
     if recipe.loss != "cross_entropy":
+        assert figures.gain == pytest.approx(oracle.gain(batch, recipe), rel=1e-5)
         divergence = oracle.divergence(batch)
         if not recipe.kl_coef:
             divergence["reference_kl"] = 0.0
@@ -367,7 +368,7 @@ def test_c24_log_ratio_of_a_thousand_stays_finite(loss_name: str, advantage: flo
 
 def test_c25_token_without_behavior_logprob_is_trained_with_ratio_one() -> None:
     case = CASES["C25"]
-    settings = ObjectiveSettings(loss="ppo_clip", clip_high=0.2, **OPEN)
+    settings = ObjectiveSettings(loss="ppo_clip", clip_low=0.2, clip_high=0.2, **OPEN)
     for lost in (None, -math.inf):
         behavior = [lost if value is None else value for value in case["input"]["behaviour"]]
         loss, grad, sums = evaluate(settings, one_row(case["input"]["current"], behavior, [1.0] * 3))
@@ -396,6 +397,7 @@ def test_c28_correction_weighs_by_proximal_over_behavior() -> None:
     case = CASES["C28"]
     given, expect = case["input"], case["expect"]
     settings = ObjectiveSettings(
+        loss="decoupled_ppo",
         proximal="recomputed",
         clip_low=given["clip"],
         clip_high=given["clip"],
@@ -413,7 +415,7 @@ def test_c28_correction_weighs_by_proximal_over_behavior() -> None:
 
 def test_c29_ratio_is_taken_to_the_policy_that_acted() -> None:
     expect = CASES["C29"]["expect"]
-    settings = ObjectiveSettings(loss="ppo_clip", clip_high=0.2, **OPEN)
+    settings = ObjectiveSettings(loss="ppo_clip", clip_low=0.2, clip_high=0.2, **OPEN)
     clipped = 0.0
     for current, behavior, advantage, name in [
         (-1.0, -1.5, 1.0, "_Apos"),

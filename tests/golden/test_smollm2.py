@@ -23,8 +23,8 @@ from forebay.generation.engine import JaxExecutor, prepare_weights
 from forebay.generation.scheduler import Scheduler
 from forebay.generation.settings import GeneratorSettings
 from forebay.models.checkpoint_io import load_model
-from forebay.models.gguf import read_hf_tensors
 from forebay.models.gguf_file import GgufFile, read_gguf
+from forebay.models.gguf_tensors import read_hf_tensors
 from forebay.models.source import source_chat
 from forebay.models.transformer import forward, output_logits, output_table
 from forebay.trajectory import Sampling

@@ -22,6 +22,7 @@ JAX_FREE_MODULES = (
 # Bodies of commands that compute; each is imported inside its command, so that the others start without JAX.
 COMMAND_BODIES = (
     "forebay.cli.learning",
+    "forebay.cli.gang_learning",
     "forebay.cli.imitating",
     "forebay.cli.replaying",
     "forebay.cli.learner_parts",

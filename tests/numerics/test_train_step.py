@@ -28,12 +28,7 @@ from tests.unit.models import tiny
 
 ROOT = Path(__file__).parents[2]
 C17 = json.loads((ROOT / "tests" / "golden" / "expected.json").read_text())["C17"]
-MESHES = [
-    MeshSettings(data=2),
-    MeshSettings(fsdp=2),
-    MeshSettings(tensor=2),
-    MeshSettings(data=2, fsdp=2, tensor=2),
-]
+EIGHT = training.RECOMPUTED[1]
 
 
 def gradients(built: TrainPrograms, rows: list[TrainRows] | None = None) -> Accumulator:
@@ -43,9 +38,9 @@ def gradients(built: TrainPrograms, rows: list[TrainRows] | None = None) -> Accu
     return accumulator
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_sharded_equals_single_device(mesh: MeshSettings) -> None:
-    single, sharded = training.programs(), training.programs(mesh)
+def test_sharded_equals_single_device() -> None:
+    """Whole steps; gradients on other meshes are in `test_mesh`."""
+    single, sharded = training.programs(), training.programs(EIGHT)
     expected, got = gradients(single), gradients(sharded)
     assert training.relative_error(got.gradients, expected.gradients) <= 1e-5
     for name, value, reference in zip(LossSums._fields, got.sums, expected.sums, strict=True):
@@ -63,7 +58,7 @@ def test_sharded_equals_single_device(mesh: MeshSettings) -> None:
 
 
 def test_parameters_and_moments_really_are_sharded() -> None:
-    state = training.programs(MESHES[-1]).init_state(tiny.params())
+    state = training.programs(EIGHT).init_state(tiny.params())
     for leaf in jax.tree.leaves(state.params):
         assert leaf.addressable_shards[0].data.size <= leaf.size // 2
     total = sum(leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(state.opt_state))
@@ -94,7 +89,7 @@ def test_the_references_logprobs_are_the_same_sharded_and_unpacked() -> None:
         return np.asarray(built.logprobs(params, built.place(rows)))
 
     packed = scored(training.programs(), training.ROWS)
-    sharded = scored(training.programs(training.RECOMPUTED[1]), training.ROWS)
+    sharded = scored(training.programs(EIGHT), training.ROWS)
     np.testing.assert_allclose(sharded, packed, rtol=1e-5, atol=1e-5)
     alone = training.programs(shapes=((1, training.WIDTH),))
     for row, start, length in training.places():
@@ -159,7 +154,7 @@ def test_how_it_is_computed_changes_nothing(changes: dict) -> None:
 
 
 def test_bfloat16_keeps_float32_masters_and_stays_close() -> None:
-    built = training.programs(MESHES[-1], compute=ComputeSettings(compute_dtype="bfloat16"))
+    built = training.programs(EIGHT, compute=ComputeSettings(compute_dtype="bfloat16"))
     exact, half = gradients(training.programs()), gradients(built)
     assert training.relative_error(half.gradients, exact.gradients) < 0.3
     assert training.relative_error(half.gradients, exact.gradients) > 1e-4  # it was computed in bfloat16

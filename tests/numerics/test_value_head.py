@@ -24,7 +24,7 @@ from tests.unit.models import tiny
 
 OBJECTIVE = training.OBJECTIVE.model_copy(update={"advantage": "gae"})
 VALUE = ValueSettings(coef=0.7, clip=0.5)
-EIGHT = MeshSettings(data=2, fsdp=2, tensor=2)
+EIGHT = MeshSettings(fsdp=2, context=2, tensor=2)
 WIDTH = training.WIDTH
 
 

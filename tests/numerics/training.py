@@ -26,7 +26,7 @@ DENOMINATOR = float(ROWS.loss_mask.sum())
 COMPUTE = ComputeSettings(loss_chunk_tokens=16)
 OBJECTIVE = ObjectiveSettings(entropy_coef=0.01)
 SINGLE = MeshSettings()
-RECOMPUTED = (SINGLE, MeshSettings(data=2, fsdp=2, tensor=2))
+RECOMPUTED = (SINGLE, MeshSettings(fsdp=2, context=2, tensor=2))
 # Adam's first steps turn the rounding of a tiny gradient into a share of the learning rate, whatever its
 # size.
 OPTIMIZER = OptimizerSettings(learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, max_gradient_norm=0.5)

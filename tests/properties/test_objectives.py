@@ -22,12 +22,18 @@ EVERY_LOSS = {
     "gspo": ObjectiveSettings(preset="gspo", clip_low=0.1, clip_high=0.1, entropy_coef=0.1),
     "turn-dual": ObjectiveSettings(loss="ppo_clip", ratio="turn", dual_clip=1.3, clip_high=0.1),
     "interpolated-turn": ObjectiveSettings(
-        proximal="interpolated", ratio="turn", correction="sequence_mis", tis_cap=1.5
+        preset="decoupled", proximal="interpolated", ratio="turn", correction="sequence_mis", tis_cap=1.5
     ),
     "recomputed-sequence": ObjectiveSettings(
-        proximal="recomputed", ratio="sequence", correction="sequence_tis", reduction="sequence"
+        preset="decoupled",
+        proximal="recomputed",
+        ratio="sequence",
+        correction="sequence_tis",
+        reduction="sequence",
     ),
-    "token-mis": ObjectiveSettings(proximal="interpolated", correction="token_mis", tis_cap=1.2),
+    "token-mis": ObjectiveSettings(
+        preset="decoupled", proximal="interpolated", correction="token_mis", tis_cap=1.2
+    ),
 }
 # These push also where nothing is won or lost.
 HELD = {

@@ -105,6 +105,11 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Whether nothing is left to train: no step is made, weights and optimizer stay as they are."""
         return self.counts.tokens == 0
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in its rows, trained or not; padding does not count."""
+        return sum(int(np.count_nonzero(micro.rows.segment_ids)) for micro in self.micro_batches)
+
 
 class FlatSequences(NamedTuple):
     """Sequences to be laid out, and what is trained on them.

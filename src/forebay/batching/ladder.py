@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -76,7 +77,9 @@ def bucket_of(length: int, lengths: Sequence[int]) -> int:
     return lengths[index]
 
 
-def build_ladder(settings: BatchingSettings, row_multiple: int = 1) -> tuple[Bucket, ...]:
+def build_ladder(
+    settings: BatchingSettings, row_multiple: int = 1, length_multiple: int = 1
+) -> tuple[Bucket, ...]:
     """Return the shapes of a run: those configured, or parts of the largest.
 
     The largest micro-batch is halved in rows down to `row_multiple`, so that any number of rows is covered.
@@ -86,28 +89,42 @@ def build_ladder(settings: BatchingSettings, row_multiple: int = 1) -> tuple[Buc
     Args:
         settings: Batching settings.
         row_multiple: Rows of every bucket are a multiple of it: the devices that rows are spread over.
+        length_multiple: Row lengths are a multiple of it: the parts that tokens are cut into.
 
     Returns:
         At most `max_programs` buckets, by size descending; at least one has the longest row.
 
     Raises:
-        ConfigError: Rows cannot be spread evenly.
+        ConfigError: Rows or their tokens cannot be spread evenly.
 
     Example:
         >>> build_ladder(BatchingSettings(rows=4, max_length=512, max_programs=5))
         (Bucket(rows=4, length=512), Bucket(rows=2, length=512), Bucket(rows=1, length=512),
          Bucket(rows=1, length=256), Bucket(rows=1, length=128))
     """
+    settings = _in_multiples_of(length_multiple, settings)
     ladder = {Bucket(*bucket) for bucket in settings.buckets} or _parts(settings, row_multiple)
     for bucket in ladder:
         if bucket.rows % row_multiple:
             raise ConfigError(
                 "the rows of a micro-batch cannot be spread evenly over the devices",
                 got=f"{bucket.rows} rows",
-                limit=f"a multiple of {row_multiple} (mesh.data x mesh.fsdp)",
+                limit=f"a multiple of {row_multiple} (mesh.data x mesh.fsdp x mesh.expert)",
                 remedy="Change batching.rows (or batching.buckets), or the mesh.",
             )
+        if bucket.length % length_multiple:
+            raise ConfigError(
+                "the tokens of a row cannot be spread evenly over the devices",
+                got=f"{bucket.length} tokens",
+                limit=f"a multiple of {length_multiple} (2 x mesh.context, mesh.context x mesh.tensor)",
+                remedy="Change batching.max_length, batching.row_length or batching.buckets, or the mesh.",
+            )
     return _by_size(ladder)
+
+
+def _in_multiples_of(length_multiple: int, settings: BatchingSettings) -> BatchingSettings:
+    step = math.lcm(length_multiple, settings.min_row_length)
+    return settings.model_copy(update={"min_row_length": step})
 
 
 def _by_size(ladder: Iterable[Bucket]) -> tuple[Bucket, ...]:
@@ -162,7 +179,10 @@ def sample_batches(
 
 
 def measured_ladder(
-    batches: Iterable[Sequence[int]], settings: BatchingSettings, row_multiple: int = 1
+    batches: Iterable[Sequence[int]],
+    settings: BatchingSettings,
+    row_multiple: int = 1,
+    length_multiple: int = 1,
 ) -> tuple[Bucket, ...]:
     """Choose the shapes that waste the fewest slots on measured batches, within the budget of programs.
 
@@ -174,16 +194,21 @@ def measured_ladder(
         batches: For each measured batch, the lengths of its sequences, tokens.
         settings: Batching settings.
         row_multiple: Rows of every bucket are a multiple of it.
+        length_multiple: Row lengths are a multiple of it.
 
     Returns:
         At most `max_programs` buckets, by size descending; fit for `settings.buckets`.
 
     Raises:
-        ConfigError: A sequence is longer than the longest row, or rows cannot be spread evenly.
+        ConfigError: A sequence is longer than the longest row, or rows or their tokens cannot be spread
+            evenly.
     """
     needs = [tuple(batch) for batch in batches if batch]
-    longest = max(build_ladder(settings, row_multiple), key=lambda bucket: (bucket.length, bucket.rows))
-    settings = settings.model_copy(update={"rows": longest.rows, "row_length": longest.length})
+    now = build_ladder(settings, row_multiple, length_multiple)
+    longest = max(now, key=lambda bucket: (bucket.length, bucket.rows))
+    settings = _in_multiples_of(length_multiple, settings).model_copy(
+        update={"rows": longest.rows, "row_length": longest.length}
+    )
     shapes = _shapes(needs, settings, row_multiple)
     needs = [tuple(searched_lengths(need, longest)) for need in needs]
     best = _score(needs, (longest,))

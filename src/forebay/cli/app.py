@@ -58,6 +58,10 @@ class Commands(LazyGroup):
             "forebay.cli.trace:trace",
             "Write what every process of a run did when, as one timeline for Perfetto.",
         ),
+        "fit": Entry(
+            "forebay.cli.fit:fit",
+            "Compile the train step for chips that are not here: whether it fits, and how fast it could be.",
+        ),
         "play": Entry(
             "forebay.cli.play:play",
             "Play one episode: messages, sampled tokens with their logprobs, rewards and times.",

@@ -16,7 +16,7 @@ from forebay.cli.evaluating import Posed, evaluate_run, follow_run
 from forebay.cli.preflight import held_out_tasks
 from forebay.cli.runs import Run, join_run
 from forebay.cli.scoring import as_json, describe, describe_comparison
-from forebay.cli.versions import best_checkpoint, serving
+from forebay.cli.versions import checkpoint, serving
 from forebay.errors import ConfigError, PeerFailedError
 from forebay.telemetry.logs import setup_logging
 
@@ -88,7 +88,7 @@ def _lines(reports: Mapping[str, EvaluationReport], comparison: Comparison | Non
 
 
 def _evaluate_best(run: Run, posed: Posed) -> EvaluationReport:
-    with serving(run.config, run.model_directory, lambda _: best_checkpoint(run)) as copy:
+    with serving(run.config, run.model_directory, lambda _: checkpoint(run)) as copy:
         return _evaluate(copy, posed, None)
 
 

@@ -78,8 +78,7 @@ def probes_for(subject: Subject, clock: Clock) -> Iterator[Probe]:
 
 
 def _machine_probes(config: RunConfig, clock: Clock) -> Iterator[Probe]:
-    mesh = config.mesh
-    num_devices = mesh.data * mesh.fsdp * mesh.tensor
+    num_devices = config.mesh.num_devices
     yield Probe("devices", lambda: devices.look_at_devices(num_devices), devices.LIMIT_S + 1.0)
     yield Probe("cores", machine.look_at_cores)
     yield Probe("memory", machine.look_at_memory)

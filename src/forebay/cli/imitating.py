@@ -31,6 +31,7 @@ from forebay.models.checkpoint_io import load_model, save_model
 from forebay.models.config import ModelConfig
 from forebay.models.hf import to_hf_tensors
 from forebay.models.params import Params, init_params
+from forebay.models.router_loss import router_loss_weights
 from forebay.models.sharding import make_mesh
 from forebay.objectives.build import build_objective
 from forebay.objectives.denominators import batch_denominator
@@ -95,20 +96,23 @@ def initial(config: RunConfig, model: ModelConfig) -> Params:
 
 def train(config: RunConfig, model: ModelConfig, params: Params, examples: list[Demonstration]) -> Params:
     """Return host parameters after `supervised.epochs` passes over the demonstrations."""
-    ladder = build_ladder(config.batching, config.mesh.row_multiple)
+    ladder = build_ladder(config.batching, config.mesh.row_multiple, config.mesh.length_multiple)
     programs = TrainPrograms(
         model,
         make_mesh(config.mesh),
         config.optimizer,
         build_objective(_OBJECTIVE),
         config.compute,
+        of_routers=router_loss_weights(config.model, model.experts),
     )
     programs.warm_up(ladder)
     state, accumulator = programs.init_state(params), programs.zeros()
     for step, batch in enumerate(_batches(config, examples, ladder)):
         for micro in batch.micro_batches:
             rows = programs.place(micro.rows)
-            accumulator = programs.accumulate(state.params, accumulator, rows, batch.denominator)
+            accumulator = programs.accumulate(
+                state.params, accumulator, rows, batch.denominator, batch.num_tokens
+            )
         state, accumulator, stats = programs.apply(state, accumulator)
         if step % _REPORT_EVERY == 0:
             logger.info("step %d: loss %.4f nats a token", step, summarize(jax.device_get(stats.sums)).loss)

@@ -25,9 +25,10 @@ def import_model(
     require_learner_packages()
     from forebay.chat import Chat
     from forebay.models.checkpoint_io import save_model
-    from forebay.models.gguf import gguf_config, read_hf_tensors
+    from forebay.models.gguf import gguf_config
     from forebay.models.gguf_chat import tokenizer_files
     from forebay.models.gguf_file import read_gguf
+    from forebay.models.gguf_tensors import read_hf_tensors
 
     if to.exists():
         raise ConfigError(f"{to} exists already", remedy="Choose another directory.")

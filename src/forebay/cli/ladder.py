@@ -47,8 +47,9 @@ def choose_ladder(run: Path, max_programs: int | None) -> ChosenLadder:
         ConfigError: It is no run, or its store holds no trajectory.
     """
     joined = join_run(run)
-    settings, multiple = joined.config.batching, joined.config.mesh.row_multiple
-    now = build_ladder(settings, multiple)
+    settings, mesh = joined.config.batching, joined.config.mesh
+    multiples = mesh.row_multiple, mesh.length_multiple
+    now = build_ladder(settings, *multiples)
     with joined.view_store() as view:
         groups = list(stored_lengths(view, settings))
     if not groups:
@@ -60,7 +61,7 @@ def choose_ladder(run: Path, max_programs: int | None) -> ChosenLadder:
     if max_programs is not None:
         settings = settings.model_copy(update={"max_programs": max_programs})
     per_update = settings.groups // settings.minibatches
-    chosen = measured_ladder(sample_batches(groups, per_update, _NUM_BATCHES, seed=0), settings, multiple)
+    chosen = measured_ladder(sample_batches(groups, per_update, _NUM_BATCHES, seed=0), settings, *multiples)
     others = sample_batches(groups, per_update, _NUM_BATCHES, seed=1)
     return ChosenLadder(len(groups), chosen, fill_of(others, chosen), len(now), fill_of(others, now))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,8 @@ from forebay.envs.registry import load_task_sets
 from forebay.envs.tasks import TaskStream, WeightedTasks
 from forebay.errors import WeightsError
 from forebay.learner.annotations import Annotator, ProximalLogprobs
-from forebay.learner.checkpoint import load_best
+from forebay.learner.bare import BareSpeed, full_rows
+from forebay.learner.checkpoint import load_best, load_step
 from forebay.learner.checkpoint_manifest import CheckpointCursor
 from forebay.learner.critic import Critic
 from forebay.learner.dispatch import Dispatcher
@@ -30,11 +31,12 @@ from forebay.learner.feed import DynamicSampling, Feed, Packer
 from forebay.learner.programs import TrainPrograms
 from forebay.learner.reference import Reference, ReferencePrograms, SavedState
 from forebay.learner.siblings import FinishedSiblings, decode_families
-from forebay.learner.train_step import TrainState, snapshot
+from forebay.learner.train_step import snapshot
 from forebay.models.checkpoint_io import load_model
 from forebay.models.config import ModelConfig
 from forebay.models.hf import to_hf_tensors
 from forebay.models.params import Params, init_params
+from forebay.models.router_loss import router_loss_weights
 from forebay.models.sharding import make_mesh
 from forebay.objectives.build import annotations_of, build_objective, build_value_loss
 from forebay.objectives.dapo import has_signal
@@ -98,7 +100,7 @@ class LearnerParts(NamedTuple):
 def make_parts(run: Run) -> LearnerParts:
     """Return the parts of a run's learner; nothing is compiled yet."""
     config = run.config
-    ladder = tuple(build_ladder(config.batching, config.mesh.row_multiple))
+    ladder = tuple(build_ladder(config.batching, config.mesh.row_multiple, config.mesh.length_multiple))
     programs = TrainPrograms(
         run.model,
         make_mesh(config.mesh),
@@ -108,6 +110,7 @@ def make_parts(run: Run) -> LearnerParts:
         annotations_of(config.objective),
         build_value_loss(config.objective, config.value),
         config.value.learning_rate_scale,
+        router_loss_weights(config.model),
     )
     pack: Packer = functools.partial(_pack, config=config, ladder=ladder)
     reference = None
@@ -132,19 +135,50 @@ def initial_params(run: Run) -> Params:
     return load_model(builtin_or_path(run.config.model.path), num_real_tokens=run.chat.vocabulary)[1]
 
 
-def best_weights(run: Run) -> tuple[PolicyVersion, Tensors]:
-    """Return the weights of the best evaluated checkpoint, and their version.
+def saved_weights(run: Run, step: int | None) -> tuple[PolicyVersion, Tensors]:
+    """Return the weights of a checkpoint, and their version, on a machine of any kind.
+
+    Args:
+        run: The run.
+        step: Which checkpoint; None for the one with the best evaluation.
 
     Raises:
-        CheckpointError: None was evaluated, or the best is damaged.
+        CheckpointError: There is no such checkpoint, none was evaluated, or it is damaged.
     """
-    restored = load_best(run.layout.checkpoints, make_parts(run).template)
-    return restored.cursor.version, to_hf_tensors(snapshot(restored.state.params), run.model)
+    shapes = jax.eval_shape(functools.partial(init_params, run.model), jax.random.key(0))
+    # Arrays of optimizer, reference and critic are not read, and no mesh is needed.
+    wanted: Any = SavedState(shapes, None, None)  # type: ignore[arg-type]
+    path = run.layout.checkpoints
+    restored = (
+        load_best(path, wanted, part=True) if step is None else load_step(path, step, wanted, part=True)
+    )
+    return restored.cursor.version, to_hf_tensors(restored.state.params, run.model)
 
 
-def weights_digest(state: TrainState, model: ModelConfig) -> str:
-    """Return the digest that the weights of a state are published under."""
-    return digest_of(to_hf_tensors(snapshot(state.params), model))
+def warm_up(
+    run: Run, parts: LearnerParts, bare: BareSpeed, params: Params, ready: Callable[[], None]
+) -> None:
+    """Compile everything, and time the step alone; every process of a learner does this alike.
+
+    Args:
+        run: The run.
+        parts: Its programs.
+        bare: Told how fast the step is.
+        params: Host parameters of any values.
+        ready: Called between compiling and the first step.
+    """
+    programs = parts.programs
+    names = parts.warm_up()
+    ready()
+    rows = {bucket: full_rows(bucket, run.config.generator.context // 2) for bucket in parts.ladder}
+    bare.calibrate(programs, programs.init_state(params), rows)
+    snapshot(params)
+    logger.info("%d programs: %s", len(names), ", ".join(names))
+
+
+def weights_digest(params: Params, model: ModelConfig) -> str:
+    """Return the digest that host parameters are published under."""
+    return digest_of(to_hf_tensors(params, model))
 
 
 def published_digests(reader: WeightReader) -> dict[PolicyVersion, str]:

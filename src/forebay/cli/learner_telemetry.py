@@ -15,6 +15,7 @@ from forebay.clock import Clock
 from forebay.config.dump import json_tree
 from forebay.learner.accounts import Accounts
 from forebay.learner.bare import BareSpeed
+from forebay.learner.checkpoint_stats import SaveTotals
 from forebay.learner.meter import Meter
 from forebay.learner.samples import SampleKeeper
 from forebay.learner.step_trace import StepTrace
@@ -41,6 +42,7 @@ class LearnerTelemetry:
         strip: Where the learner's time goes.
         bare: How fast the step is alone.
         waits: What the learner waited for while it starved.
+        saves: What its checkpoints took.
         meter: What the run measures.
         evaluations: Passes evaluations on to wherever metrics go.
         accounts: Everyone who is told about a trained batch.
@@ -64,6 +66,7 @@ class LearnerTelemetry:
         self.strip = TimeStrip(clock, self.tracer.observe)
         self.bare = BareSpeed()
         self.waits = CauseTotals()
+        self.saves = SaveTotals()
         writer = stack.enter_context(MetricsWriter(run.layout.metrics, clock))
         context = SinkContext(run.layout.path, run.run_id, json_tree(config))
         sinks = MetricSinks(writer, make_sinks(config.telemetry, context, settle_thread))
@@ -84,6 +87,7 @@ class LearnerTelemetry:
             config.learner.warmup_steps,
             clock,
             self.waits.drain,
+            self.saves.drain,
         )
         self.evaluations = EvaluationRelay(run.layout.path / "eval.jsonl", sinks)
         self.accounts = Accounts(StepTrace(self.tracer, clock), self.meter, samples, self.evaluations)

@@ -7,14 +7,17 @@ import logging
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 from forebay.batching.prefetch import Prefetcher
+from forebay.cli.gang_learning import LedSource, follow_learner, join_gang, make_lead, shared_with
 from forebay.cli.learner_parts import (
     initial_params,
     make_dispatcher,
     make_feed,
     make_parts,
     published_digests,
+    warm_up,
     weights_digest,
 )
 from forebay.cli.learner_telemetry import LearnerTelemetry
@@ -22,20 +25,23 @@ from forebay.cli.reference_model import make_reference
 from forebay.cli.runs import Run
 from forebay.clock import SystemClock
 from forebay.launch.placement import move_thread_to
-from forebay.learner.bare import full_rows, fullest_rows
+from forebay.learner.bare import fullest_rows
 from forebay.learner.checkpoint import Checkpointer
 from forebay.learner.checkpoint_manifest import CheckpointCursor
+from forebay.learner.checkpoint_stats import SaveReport
 from forebay.learner.feed import JournaledBatch
+from forebay.learner.gang.gang import Gang
+from forebay.learner.gang.joining import Place
+from forebay.learner.gang.lead import Lead
 from forebay.learner.loop import Learner
 from forebay.learner.meter import summarize_run
 from forebay.learner.publishing import Publisher
 from forebay.learner.reference import SavedState
 from forebay.learner.replay import replay
 from forebay.learner.source import WatchedSource
-from forebay.learner.train_step import TrainState, snapshot
+from forebay.learner.train_step import TrainState
 from forebay.models.compiles import CompileCounter
 from forebay.models.hf import to_hf_tensors
-from forebay.models.params import Params
 from forebay.store.protocol import Rewound, Store
 from forebay.telemetry.faults import fault_point
 from forebay.telemetry.metrics import read_metrics
@@ -48,18 +54,24 @@ from forebay.weights.reader import WeightReader
 logger = logging.getLogger(__name__)
 
 
-def run_learner(run: Run, background_cpus: tuple[int, ...] = ()) -> None:
+def run_learner(run: Run, background_cpus: tuple[int, ...] = (), place: Place | None = None) -> None:
     """Train a run from where it stopped until it is done, stopped, or makes no progress.
 
     Args:
         run: The run; its lock is held by this process or its supervisor.
         background_cpus: Cores for the threads beside the training step; empty leaves them where they are.
+        place: Where this process is among those of its learner; None if it is the only one.
 
     Raises:
         ForebayError: What ended it before it was done.
     """
+    settle_thread = functools.partial(move_thread_to, background_cpus)
     with ExitStack() as stack:
-        session = LearnerSession(run, functools.partial(move_thread_to, background_cpus), stack)
+        gang = None if place is None else stack.enter_context(join_gang(run, place))
+        if gang is not None and gang.process > 0:
+            follow_learner(run, gang, settle_thread, stack)
+            return
+        session = LearnerSession(run, settle_thread, stack, gang)
         session.resume()
         session.train()
         session.finish()
@@ -72,9 +84,12 @@ class LearnerSession:
         run: The run.
         settle_thread: Moves a background thread off the learner's cores; called inside each.
         stack: Closes what was opened.
+        gang: The other processes of the learner; None if this is the only one.
     """
 
-    def __init__(self, run: Run, settle_thread: Callable[[], None], stack: ExitStack) -> None:
+    def __init__(
+        self, run: Run, settle_thread: Callable[[], None], stack: ExitStack, gang: Gang | None = None
+    ) -> None:
         config = self.config = run.config
         self.run = run
         self.settle_thread = settle_thread
@@ -86,16 +101,26 @@ class LearnerSession:
         self.store: Store = run.open_store()
         stack.callback(self.store.close)
         self.weights = WeightPublisher(run.layout.weights, run_id=run.run_id, settings=config.weights)
-        self.publisher = Publisher(self._publish, settle_thread)
-        stack.callback(self.publisher.close)
-        self.checkpointer = Checkpointer(run.layout.checkpoints, keep=config.learner.keep_checkpoints)
-        stack.callback(self.checkpointer.close)
         self.telemetry = LearnerTelemetry(
             run, self.store.stats, self.compiles.since_warm, settle_thread, self.clock, stack
         )
         self.tracer, self.strip = self.telemetry.tracer, self.telemetry.strip
         self.meter, self.bare = self.telemetry.meter, self.telemetry.bare
         self.parts = make_parts(run)
+        self.lead: Lead = make_lead(gang, self.parts, config, settle_thread)
+        self.publisher = Publisher(self._publish, settle_thread)
+        stack.callback(self.publisher.close)
+        self.checkpointer = Checkpointer(
+            run.layout.checkpoints,
+            keep=config.learner.keep_checkpoints,
+            background=True,
+            peers=self.lead.peers,
+            on_start=settle_thread,
+            on_saved=self._saved,
+            tracer=self.tracer,
+            clock=self.clock,
+        )
+        stack.callback(self.checkpointer.close)
         self.last_version = config.learner.steps * config.updates_per_batch
 
     def resume(self) -> None:
@@ -104,19 +129,21 @@ class LearnerSession:
         if WeightReader(self.run.layout.weights).latest() is None:
             # So that generators load and compile while this process does.
             self.weights.publish(PolicyVersion(0, 0), to_hf_tensors(initial, self.run.model))
-        self._warm_up(initial)
+        with self.strip.span("compiling"):
+            warm_up(self.run, self.parts, self.bare, initial, self.lead.ready)
         restored = self.checkpointer.restore_newest(self.parts.template)
         saved: SavedState | None = restored.state if restored else None
         step = restored.cursor.version.version if restored else 0
         rewound = self.store.rewind(step)
         self.incarnation = rewound.incarnation
+        self.lead.incarnation(self.incarnation)
         fault_point("rewound", step)
         version = PolicyVersion(rewound.incarnation, step)
         self.reference = make_reference(self.run, self.parts, initial, version, saved)
         state = saved.train_state if saved else self.parts.programs.init_state(initial)
         self.learner = self._make_learner(state, version)
         self.compiles.mark_warm()
-        self._replay(rewound)
+        _replay(self, rewound)
         self.meter.restart()
         if self.incarnation or self.learner.version.version:
             self.learner.publish()
@@ -131,7 +158,7 @@ class LearnerSession:
             stack.callback(self.dispatcher.stop)
             source = self._make_source()
             stack.callback(source.stop)
-            self.learner.run(source, self.last_version, self._ended)
+            self.learner.run(LedSource(source, self.lead), self.last_version, self._ended)
             self.shares = self.strip.read()
 
     def finish(self) -> None:
@@ -145,6 +172,7 @@ class LearnerSession:
         # Actors have nothing left to do, so this is the step alone.
         if self.meter.window.last is not None:
             rows = fullest_rows(self.meter.window.last)
+            self.lead.calibrate(rows)
             self.bare.calibrate(self.parts.programs, self.learner.state, rows)
         config = self.config
         summary = summarize_run(
@@ -160,22 +188,16 @@ class LearnerSession:
         self.telemetry.evaluations.add()
         for program in self.compiles.unplanned():
             logger.warning("compiled after warm-up: %s", program.name)
+        self.lead.end()
 
     def _stop(self, number: int, frame: object) -> None:
         self.stopping = True
 
     def _ended(self) -> bool:
+        self.checkpointer.check()
         limit_s = self.config.learner.max_time_s
+        self.stopping = self.stopping or self.lead.stop_asked()
         return self.stopping or (limit_s is not None and self.source.training_s > limit_s)
-
-    def _warm_up(self, params: Params) -> None:
-        programs, ladder = self.parts.programs, self.parts.ladder
-        with self.strip.span("compiling"):
-            names = self.parts.warm_up()
-            rows = {bucket: full_rows(bucket, self.config.generator.context // 2) for bucket in ladder}
-            self.bare.calibrate(programs, programs.init_state(params), rows)
-            snapshot(params)
-        logger.info("%d programs: %s", len(names), ", ".join(names))
 
     def _make_learner(self, state: TrainState, version: PolicyVersion) -> Learner:
         return Learner(
@@ -188,32 +210,20 @@ class LearnerSession:
             self.parts.annotators(self.reference),
             self.publisher.submit,
             self._save,
+            self.lead.copy,
         )
 
-    def _replay(self, rewound: Rewound) -> None:
-        if not rewound.journal:
-            return
-        known = published_digests(WeightReader(self.run.layout.weights))
-        count = replay(
-            self.store,
-            rewound.journal,
-            rewound.incarnation,
-            self.parts.pack,
-            self.learner.train,
-            lambda made: [
-                digest
-                for version, digest in known.items()
-                if version.version == made.version and version.incarnation >= made.incarnation
-            ],
-            lambda: weights_digest(self.learner.state, self.run.model),
-        )
-        logger.info("replayed %d batches; continuing at version %d", count, self.learner.version.version)
+    def train_led(self, batch: JournaledBatch) -> None:
+        """Train one batch in every process."""
+        self.lead.share(batch)
+        self.lead.train(batch)
+        self.learner.train(batch)
 
     def _make_source(self) -> WatchedSource:
         config = self.config
         feed = make_feed(config, self.store, self.incarnation, self.parts.pack, self.dispatcher, self.tracer)
         prefetcher: Prefetcher[JournaledBatch | None] = Prefetcher(
-            feed.next,
+            shared_with(self.lead, feed.next),
             first=self.learner.version.version,
             last=self.last_version,
             stride=config.updates_per_batch,
@@ -228,7 +238,7 @@ class LearnerSession:
             self.dispatcher,
             self.publisher,
             self.store.stats,
-            lambda: self.stopping,
+            lambda: self.stopping or self.lead.stop_asked(),
             self.clock,
             self.telemetry.waits,
             self.tracer,
@@ -236,8 +246,9 @@ class LearnerSession:
         prefetcher.start(self.settle_thread)
         return self.source
 
-    def _publish(self, version: PolicyVersion, params: Params) -> None:
+    def _publish(self, version: PolicyVersion, copy: Any) -> None:
         """Runs in the publisher's thread: write the weights, then free the credit of their groups."""
+        params = self.lead.copied(copy)
         arguments = {"version": version.version}
         with self.tracer.span("write weights", arguments=arguments):
             self.weights.publish(version, to_hf_tensors(params, self.run.model))
@@ -251,13 +262,41 @@ class LearnerSession:
     def _save(self, state: TrainState, version: PolicyVersion) -> None:
         cursor = CheckpointCursor(run_id=self.run.run_id, version=version)
         saved = SavedState(*state) if self.reference is None else self.reference.saved_with(state)
+        self.lead.save(version.version)
         self.checkpointer.save(saved, cursor, metric=newest_evaluation(self.run, version.version))
-        fault_point("checkpointed", version.version)
+
+    def _saved(self, step: int, report: SaveReport) -> None:
+        """Runs in the checkpoint's thread: let the store forget what the oldest checkpoint covers."""
+        self.telemetry.saves.add(report)
+        fault_point("checkpointed", step)
         oldest = self.checkpointer.oldest_verified_step()
         if oldest is not None and not self.config.learner.keep_consumed:
             with self.tracer.span("store.commit", arguments={"version": oldest}):
                 self.store.commit(oldest, incarnation=self.incarnation)
-            fault_point("committed", version.version)
+            fault_point("committed", step)
+
+
+def _replay(session: LearnerSession, rewound: Rewound) -> None:
+    """Train again what was consumed after the checkpoint."""
+    if not rewound.journal:
+        return
+    known = published_digests(WeightReader(session.run.layout.weights))
+    count = replay(
+        session.store,
+        rewound.journal,
+        rewound.incarnation,
+        session.parts.pack,
+        session.train_led,
+        lambda made: [
+            digest
+            for version, digest in known.items()
+            if version.version == made.version and version.incarnation >= made.incarnation
+        ],
+        lambda: weights_digest(
+            session.lead.copied(session.lead.copy(session.learner.state.params)), session.run.model
+        ),
+    )
+    logger.info("replayed %d batches; continuing at version %d", count, session.learner.version.version)
 
 
 def newest_evaluation(run: Run, version: int) -> float | None:

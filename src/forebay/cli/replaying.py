@@ -13,7 +13,7 @@ from forebay.errors import ConfigError, WeightsError
 from forebay.learner.feed import JournaledBatch
 from forebay.learner.loop import Learner
 from forebay.learner.replay import Retrained, retrain
-from forebay.learner.train_step import StepStats, TrainState
+from forebay.learner.train_step import StepStats, TrainState, snapshot
 from forebay.staleness import effective_version
 from forebay.store.protocol import StoreStats
 from forebay.telemetry.spans import TimeStrip
@@ -70,7 +70,7 @@ def replay_run(run: Run) -> Retrained:
             parts.pack,
             learner.train,
             published,
-            lambda: weights_digest(learner.state, run.model),
+            lambda: weights_digest(snapshot(learner.state.params), run.model),
         )
     if not retrained.compared:
         raise WeightsError(

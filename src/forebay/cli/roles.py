@@ -32,22 +32,44 @@ _LINUX_FIRST_PORT: Final = 32768
 _NUM_CANDIDATES: Final = 8192
 
 
-def learn(run: RunPath) -> None:
+def learn(
+    run: RunPath,
+    process_id: Annotated[
+        int, typer.Option(envvar="FOREBAY_PROCESS_ID", help="Which process of the learner this is; 0 leads.")
+    ] = 0,
+    num_processes: Annotated[
+        int | None,
+        typer.Option(envvar="FOREBAY_NUM_PROCESSES", help="How many there are, not learner.processes."),
+    ] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            envvar=["FOREBAY_COORDINATOR", "JAX_COORDINATOR_ADDRESS"],
+            help="HOST:PORT of process 0, if there are several; it uses that port and the next one.",
+        ),
+    ] = None,
+) -> None:
     """Train the model of a run on what actors put into its store.
 
-    Example:
+    A learner of several processes: the same command on every host, with the number of the process. All must
+    see the run directory, and know the same FOREBAY_GANG_TOKEN.
+
+    Examples:
         forebay learn runs/calculator
+        forebay learn runs/calculator --process-id 1 --num-processes 4 --coordinator 10.0.0.1:9410
     """
     from forebay.clock import SystemClock
 
     joined = join_run(run)
     require_learner_packages()
-    setup_logging("learner")
-    if supervised_by_parent():
-        _learn(joined)
+    num_processes = num_processes or joined.config.learner.processes
+    setup_logging("learner" if process_id == 0 else f"learner-{process_id}")
+    place = None if num_processes == 1 else (process_id, num_processes, coordinator)
+    if supervised_by_parent() or process_id > 0:
+        _learn(joined, place)
         return
     with open_run(run, config={}, seeds={}, clock=SystemClock(), mode="resume"):
-        _learn(joined)
+        _learn(joined, place)
 
 
 def generate(
@@ -136,8 +158,11 @@ def base_address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def free_port() -> int:
+def free_port(number: int = 1) -> int:
     """Return a loopback port that is free now, and that the system gives to no outgoing connection.
+
+    Args:
+        number: How many ports from it on must be free.
 
     A generator listens only once it has imported JAX, and again after a restart; meanwhile a connection of
     any other process could be given a port from the system's own range.
@@ -145,7 +170,9 @@ def free_port() -> int:
     stop = _first_outgoing_port()
     candidates = range(max(1024, stop - _NUM_CANDIDATES), stop)
     for port in random.SystemRandom().sample(candidates, len(candidates)):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as servers:
+            for offset in range(number):
+                servers.enter_context(socket.create_server(("127.0.0.1", port + offset)))
             return port
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
@@ -166,9 +193,14 @@ def configure_jax() -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
 
-def _learn(run: Run) -> None:
+def _learn(run: Run, place: tuple[int, int, str | None] | None) -> None:
     configure_jax()
     from forebay.cli.learning import run_learner
+    from forebay.learner.gang.joining import place_of
 
     others = os.environ.get(OTHER_CPUS_VARIABLE, "")
-    run_learner(run, background_cpus=tuple(int(cpu) for cpu in others.split(",") if cpu))
+    run_learner(
+        run,
+        background_cpus=tuple(int(cpu) for cpu in others.split(",") if cpu),
+        place=None if place is None else place_of(*place, os.environ),
+    )

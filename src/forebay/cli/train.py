@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ from forebay.cli.troubles import Troubles
 from forebay.clock import SystemClock
 from forebay.config import RunConfig, load_config
 from forebay.config.dump import to_toml
-from forebay.launch import ProcessSpec, Supervisor, divide_cpus
+from forebay.launch import ProcessSpec, Supervisor, divide_cpus, share_of
+from forebay.learner.gang.token import TOKEN_VARIABLE
 from forebay.learner.run_directory import RunDirectory, RunLayout
 from forebay.report import load_run, verdict_of
 from forebay.telemetry.progress import ProgressPrinter
@@ -128,13 +130,7 @@ def processes(run: Run) -> Iterator[ProcessSpec]:
     addresses = vllm or (base_address(config.generator.host, port),)
     generators = [word for address in addresses for word in ("--generator", address)]
     directory = str(run.layout.path)
-    yield ProcessSpec(
-        name="learner",
-        argv=_command("learn", directory),
-        cpus=learner_cpus,
-        env={OTHER_CPUS_VARIABLE: ",".join(map(str, other_cpus))},
-        leads=True,
-    )
+    yield from learner_processes(run, learner_cpus, other_cpus)
     listening = () if vllm else ("--port", str(port))
     yield ProcessSpec(name="generator", argv=_command("generate", directory, *listening), cpus=other_cpus)
     for index in range(config.actors.processes):
@@ -149,6 +145,30 @@ def processes(run: Run) -> Iterator[ProcessSpec]:
             name="evaluator",
             argv=_command("eval", directory, *generators, "--follow"),
             cpus=other_cpus,
+        )
+
+
+def learner_processes(run: Run, cpus: tuple[int, ...], other_cpus: tuple[int, ...]) -> Iterator[ProcessSpec]:
+    """Yield the processes of a run's learner; of several, each gets its share of cores and accelerators."""
+    number, devices = run.config.learner.processes, run.config.mesh.num_devices
+    env = {OTHER_CPUS_VARIABLE: ",".join(map(str, other_cpus))}
+    if number == 1:
+        argv = _command("learn", str(run.layout.path))
+        yield ProcessSpec(name="learner", argv=argv, cpus=cpus, env=env, leads=True)
+        return
+    address, token = f"127.0.0.1:{free_port(2)}", secrets.token_hex(32)
+    for index in range(number):
+        held = range(index * devices // number, (index + 1) * devices // number)
+        yield ProcessSpec(
+            name="learner" if index == 0 else f"learner-{index}",
+            argv=_command(
+                *("learn", str(run.layout.path), "--process-id", str(index)),
+                *("--num-processes", str(number), "--coordinator", address),
+            ),
+            cpus=share_of(cpus, index, number),
+            env=env | {TOKEN_VARIABLE: token, "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, held))},
+            leads=index == 0,
+            gang="learner",
         )
 
 

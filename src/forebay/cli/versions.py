@@ -25,17 +25,21 @@ class Weights(NamedTuple):
     tensors: Tensors
 
 
-def best_checkpoint(run: Run) -> Weights:
-    """Return the weights of the checkpoint with the best evaluation; JAX is imported.
+def checkpoint(run: Run, step: int | None = None) -> Weights:
+    """Return the weights of a checkpoint; JAX is imported.
+
+    Args:
+        run: The run.
+        step: Which; None for the one with the best evaluation.
 
     Raises:
-        CheckpointError: None was evaluated, or the best is damaged.
+        CheckpointError: There is no such checkpoint, none was evaluated, or it is damaged.
     """
     require_learner_packages()
     configure_jax()
-    from forebay.cli.learner_parts import best_weights
+    from forebay.cli.learner_parts import saved_weights
 
-    return Weights(*best_weights(run))
+    return Weights(*saved_weights(run, step))
 
 
 def published(run: Run, version: int | None) -> Weights:

@@ -20,7 +20,7 @@ from forebay.launch.settings import LaunchSettings
 from forebay.learner.division import Division, divide
 from forebay.learner.optimizer import OptimizerSettings
 from forebay.learner.reference_settings import ReferenceSettings
-from forebay.learner.settings import LearnerSettings
+from forebay.learner.settings import LearnerSettings, check_processes
 from forebay.learner.supervised_settings import SupervisedSettings
 from forebay.models.settings import ComputeSettings, MeshSettings, ModelSettings
 from forebay.objectives.checks import check_group_size
@@ -127,18 +127,9 @@ class RunConfig(BaseModel):
         check_updates_per_batch(
             self.staleness, self.updates_per_batch, publish_every=self.learner.publish_every
         )
-        check_capacity(
-            self.store,
-            groups_per_batch=self.division.groups(self.batching),
-            batches_in_flight=self.staleness.batches_in_flight,
-            member_bytes=self.member_bytes,
-            group_size=self.division.size,
-            checkpoint_every=self.learner.steps
-            if self.learner.keep_consumed
-            else self.learner.checkpoint_every,
-            checkpoints_kept=1 if self.learner.keep_consumed else self.learner.keep_checkpoints,
-        )
+        self._check_capacity()
         self.objective.check_updates_per_batch(self.updates_per_batch)
+        check_processes(self.mesh.num_devices, self.learner.processes)
         check_group_size(
             self.objective,
             group_size=self.batching.group_size,
@@ -173,6 +164,18 @@ class RunConfig(BaseModel):
                 limit="127.0.0.1",
                 remedy="Set generator.token_env to an environment variable that holds one.",
             )
+
+    def _check_capacity(self) -> None:
+        keeps_all = self.learner.keep_consumed
+        check_capacity(
+            self.store,
+            groups_per_batch=self.division.groups(self.batching),
+            batches_in_flight=self.staleness.batches_in_flight,
+            member_bytes=self.member_bytes,
+            group_size=self.division.size,
+            checkpoint_every=self.learner.steps if keeps_all else self.learner.checkpoint_every,
+            checkpoints_kept=1 if keeps_all else self.learner.keep_checkpoints,
+        )
 
 
 def load_config(path: Path | None, overrides: Iterable[str] = ()) -> RunConfig:

@@ -22,6 +22,7 @@ Key = tuple[str, ...]
 M = TypeVar("M", bound=BaseModel)
 _MAX_EXTENDS = 8
 _NAME = "NAME"
+_MAX_SUGGESTED = 3
 _SECTION = re.compile(r"^\s*\[(?P<name>[^\[\]]+)\]")
 _ASSIGNMENT = re.compile(r"^\s*(?P<key>[A-Za-z0-9_.\"'-]+)\s*=")
 
@@ -191,7 +192,8 @@ def _suggest(model: type[BaseModel], key: Key) -> str:
     found = (elsewhere if exact else near or elsewhere) or difflib.get_close_matches(
         ".".join(key), keys, 1, 0.5
     )
-    return f" Did you mean {found[0]!r}?" if found else f" Valid keys here: {', '.join(same[:12])}."
+    names = " or ".join(map(repr, found[: _MAX_SUGGESTED if exact else 1]))
+    return f" Did you mean {names}?" if found else f" Valid keys here: {', '.join(same[:12])}."
 
 
 def _spelled_like(known: Key, key: Key) -> Key:

@@ -30,6 +30,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
         cpus: Cores it may use.
         env: Variables added to the supervisor's own.
         leads: Its end with code 0 is the end of the run.
+        gang: Processes of one gang live and die together; empty for one that stands alone.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[int, ...] = ()
     env: Mapping[str, str] = {}
     leads: bool = False
+    gang: str = ""
 
 
 class Child:

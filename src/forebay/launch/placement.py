@@ -49,6 +49,18 @@ def divide_cpus(
     return mine, rest
 
 
+def share_of(cpus: Sequence[int], index: int, number: int) -> tuple[int, ...]:
+    """Return the cores of one of several processes that divide cores; all of them where there are too few.
+
+    Example:
+        >>> share_of((0, 1, 2, 3), 1, 2), share_of((0,), 1, 2)
+        ((2, 3), (0,))
+    """
+    if len(cpus) < number:
+        return tuple(cpus)
+    return tuple(cpus[index * len(cpus) // number : (index + 1) * len(cpus) // number])
+
+
 def settle_in() -> None:
     """Apply the placement that the supervisor put into the environment, and die when it dies."""
     cpus = os.environ.get(CPUS_VARIABLE, "")

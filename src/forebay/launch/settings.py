@@ -36,6 +36,12 @@ class LaunchSettings(BaseModel):
         "longest steps more, to end one and to save.",
     )
     stop_grace_max_s: float = Field(900.0, gt=0, description="The most that those steps raise it to.")
+    gang_grace_s: float = Field(
+        5.0,
+        gt=0,
+        description="Once a process of the learner has failed, time for the others to end by themselves, so "
+        "that each says why, before they are killed and all are started again.",
+    )
     done_grace_s: float = Field(
         2.0, gt=0, description="The same for generator, actors and evaluator once the learner is done."
     )

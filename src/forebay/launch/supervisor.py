@@ -9,6 +9,7 @@ from pathlib import Path
 from forebay.clock import Clock
 from forebay.errors import PeerFailedError
 from forebay.launch.child import Child, ProcessSpec
+from forebay.launch.gang import end_gang, to_blame
 from forebay.launch.settings import LaunchSettings
 
 _POLL_S = 0.1
@@ -111,6 +112,16 @@ class Supervisor:
     def _ended(self, child: Child, code: int, now_s: float) -> int | None:
         if child.spec.leads and code == 0:
             return 0
+        mates = [child]
+        if child.spec.gang:
+            if code == 0:  # it has done its part, and the leading process ends next
+                return None
+            mates = [mate for mate in self._children if mate.spec.gang == child.spec.gang]
+            codes = end_gang(mates, self._clock, self._settings.gang_grace_s, self._on_tick)
+            if any(mate.spec.leads and codes.get(mate) == 0 for mate in mates):
+                return 0
+            child = to_blame(codes)
+            code, now_s = codes[child], self._clock.monotonic_s()
         self._forgive(now_s)
         cause = child.cause(code)
         if code in _FATAL_CODES:
@@ -125,16 +136,19 @@ class Supervisor:
                 limit=f"launch.max_restarts={self._settings.max_restarts}",
                 remedy=f"See {child.log_path}.",
             )
-        self._restart(child, cause, now_s)
+        self._restart(mates, child, cause, now_s)
         return None
 
-    def _restart(self, child: Child, cause: str, now_s: float) -> None:
-        settings = self._settings
+    def _restart(self, mates: Sequence[Child], child: Child, cause: str, now_s: float) -> None:
+        settings, restarts = self._settings, child.restarts + 1
         backoff_s = min(settings.restart_backoff_s * 2**child.restarts, settings.restart_backoff_max_s)
-        child.restarts += 1
         self.num_restarts += 1
-        child.restart_at_s = now_s + backoff_s
-        self._report(f"{cause.splitlines()[0]}; starting it again in {backoff_s:.1f} s, see {child.log_path}")
+        for mate in mates:
+            mate.restarts, mate.restart_at_s = restarts, now_s + backoff_s
+        what = "it" if len(mates) == 1 else f"all {len(mates)} processes of the learner"
+        self._report(
+            f"{cause.splitlines()[0]}; starting {what} again in {backoff_s:.1f} s, see {child.log_path}"
+        )
 
     def _forgive(self, now_s: float) -> None:
         """Forget restarts that are long past, and with the last of them the first cause."""

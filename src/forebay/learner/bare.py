@@ -63,7 +63,9 @@ class BareSpeed:
             times_s = []
             for _ in range(_REPEATS):
                 began_s = time.perf_counter()
-                accumulator = programs.accumulate(state.params, accumulator, placed, float(np.prod(bucket)))
+                accumulator = programs.accumulate(
+                    state.params, accumulator, placed, float(np.prod(bucket)), int(np.prod(bucket))
+                )
                 jax.block_until_ready(accumulator)
                 times_s.append(time.perf_counter() - began_s)
             real = int(np.count_nonzero(host.segment_ids))

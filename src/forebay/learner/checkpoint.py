@@ -1,16 +1,14 @@
 """Checkpoints: parameters, optimizer, randomness and the journal's cursor, saved and restored as one.
 
-The arrays are one safetensors file, written on the calling thread and hashed on the way; the manifest says
-whether what is on the disk is what was in memory.
+Each process of a learner writes the slices that its devices hold, as one safetensors file, hashed on the way
+and read back; process 0 then writes the manifest, which says whether what is on the disk is what was in
+memory, and gives the checkpoint its name. The loop waits for the copy to host memory only.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
@@ -18,35 +16,32 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import msgspec
-import numpy as np
-import xxhash
 
-from forebay.errors import CheckpointError, WeightsError
+from forebay.clock import Clock, SystemClock
+from forebay.errors import CheckpointError
 from forebay.learner.checkpoint_manifest import (
-    FORMAT,
-    PARTIAL_PREFIX,
-    STATE_FILE,
     ArrayRecord,
     CheckpointCursor,
-    CheckpointFile,
     CheckpointManifest,
+    best_directory,
     find_best,
-    install,
     list_steps,
     read_manifest,
-    retain,
     step_directory,
     sweep,
     verify,
-    write_manifest,
 )
-from forebay.telemetry.faults import fault_point
-from forebay.weights.shard import Tensors, decode, digest_of, encode
+from forebay.learner.checkpoint_slices import SliceReader, records_of, take_slices
+from forebay.learner.checkpoint_stats import SaveReport
+from forebay.learner.checkpoint_writing import TOPIC, CheckpointWriter, Snapshot
+from forebay.learner.peers import ALONE, Peers
+from forebay.telemetry.trace import OFF, Tracer
 
 logger = logging.getLogger(__name__)
 
-# Headers, the manifest and the file system's own blocks.
-_OVERHEAD_BYTES = 64 * 2**10
+_CLOCK = SystemClock()
+# A pytree of shapes, dtypes and shardings, or what gives one for a place in the run.
+Template = Any | Callable[[CheckpointCursor], Any]
 
 
 class Restored(NamedTuple):
@@ -58,14 +53,23 @@ class Restored(NamedTuple):
 
 
 class Checkpointer:
-    """Saves and restores the state of one learner.
+    """Saves and restores the state of one learner; each of its processes has one, and all call it alike.
+
+    Consumes: the state. Waits for: the save before (span `waits for the last checkpoint`), the copy to host
+    memory. Unblocked by: the disk. Produces: checkpoints.
 
     Args:
-        path: The checkpoint directory; made if it is missing, swept of what a killed writer left.
+        path: The checkpoint directory, which all processes see; made if it is missing, swept of what a
+            killed writer left.
         keep: Newest checkpoints kept; the best one is kept beside them.
         durability: `fsync` survives power loss; `os` survives kill -9 only.
-        background: Write in a thread; worth it only where the learner leaves a core free.
+        background: Hash and write in a thread.
         timeout_s: Longest wait for a save in the background.
+        peers: The processes of the learner.
+        on_start: Runs first in the thread.
+        on_saved: Called after each save with its step, in the thread if there is one.
+        tracer: Records what is waited for, and the writing.
+        clock: Measures both.
     """
 
     def __init__(
@@ -76,16 +80,24 @@ class Checkpointer:
         durability: Literal["fsync", "os"] = "fsync",
         background: bool = False,
         timeout_s: float = 600.0,
+        peers: Peers = ALONE,
+        on_start: Callable[[], None] = lambda: None,
+        on_saved: Callable[[int, SaveReport], None] = lambda step, report: None,
+        tracer: Tracer = OFF,
+        clock: Clock = _CLOCK,
     ) -> None:
         self.path = path
-        self._keep = keep
-        self._fsync = durability == "fsync"
         self._timeout_s = timeout_s
-        self._invalid: set[int] = set()
-        self._executor = ThreadPoolExecutor(1, "checkpoint") if background else None
+        self._peers = peers
+        self._on_saved = on_saved
+        self._tracer = tracer
+        self._clock = clock
+        self._writer = CheckpointWriter(path, keep=keep, fsync=durability == "fsync", peers=peers)
+        self._executor = ThreadPoolExecutor(1, "checkpoint", initializer=on_start) if background else None
         self._pending: Future[None] | None = None
         path.mkdir(parents=True, exist_ok=True)
-        sweep(path)
+        if self._peers.process == 0:
+            sweep(path)
 
     def save(self, state: Any, cursor: CheckpointCursor, *, metric: float | None = None) -> None:
         """Save the state as the checkpoint of step `cursor.version.version`.
@@ -103,20 +115,31 @@ class Checkpointer:
             CheckpointError: The disk is full or failed (the checkpoints that exist stay whole), or a
                 leaf cannot be saved.
         """
+        began_s = self._clock.monotonic_s()
         self.wait()
-        tensors, digest = _to_host(state, copy=self._executor is not None)
-        manifest = CheckpointManifest(
-            format=FORMAT,
-            cursor=cursor,
-            metric=metric,
-            arrays=_records_of(tensors.items()),
-            digest=digest,
-            files=(),
+        copied_s = self._clock.monotonic_s()
+        slices = take_slices(state, copy=self._executor is not None, first_process=self._peers.process == 0)
+        snapshot = Snapshot(
+            cursor,
+            metric,
+            records_of(state),
+            slices,
+            waited_s=copied_s - began_s,
+            taken_s=self._clock.monotonic_s() - copied_s,
         )
         if self._executor is None:
-            self._write(tensors, manifest)
+            self._write(snapshot)
         else:
-            self._pending = self._executor.submit(self._write, tensors, manifest)
+            self._pending = self._executor.submit(self._write, snapshot)
+
+    def check(self) -> None:
+        """Raise what a save in the background failed with, if it did; never wait.
+
+        Raises:
+            CheckpointError: As for `save`.
+        """
+        if self._pending is not None and self._pending.done():
+            self.wait()
 
     def wait(self) -> None:
         """Wait for the save in flight, if any.
@@ -128,7 +151,8 @@ class Checkpointer:
         if pending is None:
             return
         try:
-            pending.result(self._timeout_s)
+            with self._tracer.span("waits for the last checkpoint"):
+                pending.result(self._timeout_s)
         except FutureTimeoutError as error:
             raise CheckpointError(
                 f"saving to {self.path} does not end",
@@ -136,12 +160,12 @@ class Checkpointer:
                 remedy="Check the disk, or save in the foreground.",
             ) from error
 
-    def restore_newest(self, template: Any | Callable[[CheckpointCursor], Any]) -> Restored | None:
+    def restore_newest(self, template: Template) -> Restored | None:
         """Restore the newest checkpoint that is whole; warn of each newer one that is not.
 
         Args:
             template: Pytree of the arrays' shapes, dtypes and shardings, such as a fresh state; or what gives
-                one for a place in the run.
+                one for a place in the run. Mesh and number of processes may differ from those that saved.
 
         Returns:
             The state on the template's devices, or None if nothing was ever saved.
@@ -151,16 +175,16 @@ class Checkpointer:
         """
         self.wait()
         skipped: list[str] = []
-        for step in reversed(list_steps(self.path)):
+        for step in self._agree_on_steps():
             directory = step_directory(self.path, step)
-            try:
-                manifest = verify(directory)
-            except CheckpointError as error:
-                logger.warning("skipped checkpoint %s: %s", directory.name, error)
-                skipped.append(f"{directory.name}: {error}")
-                self._invalid.add(step)
+            problem = self._verify_together(directory)
+            if problem:
+                logger.warning("skipped checkpoint %s: %s", directory.name, problem)
+                skipped.append(f"{directory.name}: {problem}")
+                self._writer.invalid.add(step)
                 continue
-            return Restored(_read(directory, manifest, template), manifest.cursor, tuple(skipped))
+            manifest = read_manifest(directory)
+            return Restored(read_state(directory, manifest, template), manifest.cursor, tuple(skipped))
         if skipped:
             raise CheckpointError(
                 f"no checkpoint in {self.path} is whole",
@@ -174,7 +198,7 @@ class Checkpointer:
 
         Every checkpoint was verified before it got its name; those found damaged since do not count.
         """
-        steps = [step for step in list_steps(self.path) if step not in self._invalid]
+        steps = [step for step in list_steps(self.path) if step not in self._writer.invalid]
         return next((step for step in steps if _has_manifest(step_directory(self.path, step))), None)
 
     def close(self) -> None:
@@ -189,56 +213,45 @@ class Checkpointer:
             if self._executor is not None:
                 self._executor.shutdown(wait=False)
 
-    def _write(self, tensors: Tensors, manifest: CheckpointManifest) -> None:
-        step = manifest.cursor.version.version
-        target = step_directory(self.path, step)
-        partial = self.path / f"{PARTIAL_PREFIX}{target.name}"
-        num_bytes = _OVERHEAD_BYTES + sum(tensor.nbytes for tensor in tensors.values())
+    def _agree_on_steps(self) -> list[int]:
+        """Return process 0's steps, the newest first: a file system may show each process another list."""
+        steps = msgspec.json.encode(list_steps(self.path)[::-1])
+        return msgspec.json.decode(self._peers.broadcast(TOPIC, steps), type=list[int])
+
+    def _verify_together(self, directory: Path) -> str:
+        """Read a checkpoint back, each process its share of the files; return what is wrong with it."""
+        peers, problem = self._peers, ""
         try:
-            if not self._renew(target, manifest):
-                self._refuse_full_disk(num_bytes)
-                _write_checkpoint(partial, tensors, manifest, fsync=self._fsync)
-                fault_point("checkpoint_written", step)
-                install(partial, target, fsync=self._fsync)
-                fault_point("checkpoint_installed", step)
-            self._invalid.discard(step)
-            retain(self.path, keep=self._keep, invalid=self._invalid)
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            free_bytes = shutil.disk_usage(self.path).free
-            raise CheckpointError(
-                f"cannot save {target}: {error.strerror}",
-                got=f"{free_bytes} bytes free",
-                limit=f"{num_bytes} bytes needed",
-                remedy="Free disk space or lower learner.keep_checkpoints; the older checkpoints are whole.",
-            ) from error
+            verify(directory, part=peers.process, parts=peers.num_processes)
+        except CheckpointError as error:
+            problem = str(error)
+        found = [answer.decode() for answer in peers.gather(TOPIC, problem.encode())]
+        return peers.broadcast(TOPIC, next(filter(None, found), "").encode()).decode()
 
-    def _renew(self, target: Path, manifest: CheckpointManifest) -> bool:
-        """Give a checkpoint of the same arrays a new cursor and metric; return whether there is one."""
-        if not target.exists():
-            return False
-        try:
-            existing = verify(target)
-        except CheckpointError:
-            return False
-        if existing.digest != manifest.digest:
-            return False
-        metric = manifest.metric if manifest.metric is not None else existing.metric
-        renewed = msgspec.structs.replace(manifest, files=existing.files, metric=metric)
-        write_manifest(target, renewed, fsync=self._fsync)
-        return True
-
-    def _refuse_full_disk(self, num_bytes: int) -> None:
-        if shutil.disk_usage(self.path).free < num_bytes:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def _write(self, snapshot: Snapshot) -> None:
+        began_s = self._clock.monotonic_s()
+        step = snapshot.cursor.version.version
+        with self._tracer.span("write checkpoint", arguments={"step": step}):
+            written_bytes = self._writer.write(snapshot)
+        self._on_saved(
+            step,
+            SaveReport(
+                waited_s=snapshot.waited_s,
+                snapshot_s=snapshot.taken_s,
+                write_s=self._clock.monotonic_s() - began_s,
+                snapshot_bytes=snapshot.num_bytes,
+                written_bytes=written_bytes,
+            ),
+        )
 
 
-def load_best(path: Path, template: Any | Callable[[CheckpointCursor], Any]) -> Restored:
+def load_best(path: Path, template: Template, *, part: bool = False) -> Restored:
     """Read the checkpoint with the highest metric; a learner may go on saving beside it.
 
     Args:
         path: The checkpoint directory.
         template: As for `Checkpointer.restore_newest`.
+        part: As for `read_state`.
 
     Raises:
         CheckpointError: None was evaluated, or the best is damaged or does not fit the template.
@@ -247,56 +260,60 @@ def load_best(path: Path, template: Any | Callable[[CheckpointCursor], Any]) -> 
     if directory is None:
         raise CheckpointError(f"no checkpoint in {path} was evaluated", remedy="Set learner.eval_every.")
     manifest = verify(directory)
-    return Restored(_read(directory, manifest, template), manifest.cursor, ())
+    return Restored(read_state(directory, manifest, template, part=part), manifest.cursor, ())
 
 
-def _write_checkpoint(
-    directory: Path, tensors: Tensors, manifest: CheckpointManifest, *, fsync: bool
-) -> None:
-    """Write a checkpoint, the manifest last, and read it back."""
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    digest = xxhash.xxh3_128()
-    num_bytes = 0
-    with (directory / STATE_FILE).open("xb") as file:
-        for piece in encode(tensors):
-            digest.update(piece)
-            num_bytes += file.write(piece)
-            fault_point("checkpoint_writing", manifest.cursor.version.version)
-        if fsync:
-            file.flush()
-            os.fsync(file.fileno())
-    state_file = CheckpointFile(path=STATE_FILE, num_bytes=num_bytes, xxh3=digest.hexdigest())
-    write_manifest(directory, msgspec.structs.replace(manifest, files=(state_file,)), fsync=fsync)
-    verify(directory)
+def load_step(path: Path, step: int, template: Template, *, part: bool = False) -> Restored:
+    """Read the checkpoint of one step; a learner may go on saving beside it.
+
+    Args:
+        path: The checkpoint directory.
+        step: Its step.
+        template: As for `Checkpointer.restore_newest`.
+        part: As for `read_state`.
+
+    Raises:
+        CheckpointError: There is none of this step, or it is damaged or does not fit the template.
+    """
+    places = {known: step_directory(path, known) for known in list_steps(path)}
+    places |= {known: best_directory(path, known) for known in list_steps(path, best=True)}
+    if step not in places:
+        raise CheckpointError(
+            f"no checkpoint of step {step} in {path}",
+            limit=sorted(places),
+            remedy="Name one of these; learner.keep_checkpoints says how many are kept.",
+        )
+    manifest = verify(places[step])
+    return Restored(read_state(places[step], manifest, template, part=part), manifest.cursor, ())
 
 
-def _read(directory: Path, manifest: CheckpointManifest, template: Any) -> Any:
+def read_state(
+    directory: Path, manifest: CheckpointManifest, template: Template, *, part: bool = False
+) -> Any:
+    """Restore the arrays of a verified checkpoint onto the devices of a template.
+
+    Args:
+        directory: The checkpoint.
+        manifest: Its manifest.
+        template: As for `Checkpointer.restore_newest`.
+        part: Whether the checkpoint may hold arrays that the template lacks; they are not read.
+
+    Raises:
+        CheckpointError: It does not fit the template, or a slice is damaged.
+    """
     if callable(template):
         template = template(manifest.cursor)
-    _refuse_other_shape(directory, manifest, template)
-    source = directory / STATE_FILE
-    try:
-        tensors = decode(np.fromfile(source, np.uint8), str(source))
-    except (OSError, WeightsError) as error:
-        raise CheckpointError(f"{directory} cannot be restored: {error}") from error
-    if digest_of(tensors) != manifest.digest:
-        raise CheckpointError(f"{directory} does not hold the arrays that were saved")
+    _refuse_other_shape(directory, manifest, template, part)
+    reader = SliceReader(directory, manifest)
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _place(tensors[jax.tree_util.keystr(path)], leaf), template
+        lambda path, leaf: reader.read(jax.tree_util.keystr(path), leaf), template
     )
 
 
-def _place(array: np.ndarray, template: Any) -> Any:
-    sharding = getattr(template, "sharding", None)
-    # A copy of its own: the first step donates it.
-    return np.array(array) if sharding is None else jax.device_put(array, sharding, may_alias=False)
-
-
-def _refuse_other_shape(directory: Path, manifest: CheckpointManifest, template: Any) -> None:
+def _refuse_other_shape(directory: Path, manifest: CheckpointManifest, template: Any, part: bool) -> None:
     saved = {record.path: record for record in manifest.arrays}
-    wanted = {record.path: record for record in _records_of(_named_leaves(template))}
-    for path in sorted(saved.keys() | wanted.keys()):
+    wanted = {record.path: record for record in records_of(template)}
+    for path in sorted(wanted if part else saved.keys() | wanted.keys()):
         if saved.get(path) != wanted.get(path):
             raise CheckpointError(
                 f"{directory} was saved by another model or optimizer: {path} differs",
@@ -308,36 +325,6 @@ def _refuse_other_shape(directory: Path, manifest: CheckpointManifest, template:
 
 def _describe(record: ArrayRecord | None) -> str:
     return "nothing" if record is None else f"{record.dtype}{list(record.shape)}"
-
-
-def _to_host(state: Any, *, copy: bool) -> tuple[Tensors, str]:
-    """Return the arrays by their path in the tree, and their digest."""
-    for path, leaf in _named_leaves(state):
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None or jax.numpy.issubdtype(dtype, jax.dtypes.extended):
-            raise CheckpointError(
-                f"state{path} cannot be saved",
-                got=f"{type(leaf).__name__} {dtype}",
-                limit="arrays of numbers",
-                remedy="Keep random keys as jax.random.key_data(key).",
-            )
-    host = jax.device_get(state)
-    tensors = {path: np.array(leaf, copy=copy or None) for path, leaf in _named_leaves(host)}
-    try:
-        return tensors, digest_of(tensors)
-    except WeightsError as error:
-        raise CheckpointError(f"the state cannot be saved: {error}") from error
-
-
-def _records_of(leaves: Iterable[tuple[str, Any]]) -> tuple[ArrayRecord, ...]:
-    return tuple(
-        ArrayRecord(path=path, shape=tuple(leaf.shape), dtype=str(leaf.dtype)) for path, leaf in leaves
-    )
-
-
-def _named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield jax.tree_util.keystr(path), leaf
 
 
 def _has_manifest(directory: Path) -> bool:

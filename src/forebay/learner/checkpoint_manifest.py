@@ -3,8 +3,9 @@
 ```
 checkpoints/
   step_100/
-    state.safetensors  every array of the state, by its path in the tree
-    manifest.json      cursor, metric, arrays, files with sizes and hashes, and a checksum of itself
+    state.safetensors  every array of the state, by its path in the tree; of a learner of several processes
+                       state-00001-of-00004.safetensors ..., each with the slices that its devices held
+    manifest.json      cursor, metric, arrays, their slices, files with sizes and hashes, a checksum of itself
   best_80/             the best checkpoint by the evaluation's metric, once retention has moved it aside
   .partial-*  .old-*  .trash-*   being written, being replaced, being deleted; never restored
 ```
@@ -26,11 +27,10 @@ from forebay.errors import CheckpointError
 from forebay.trajectory import PolicyVersion
 
 MANIFEST_FILE = "manifest.json"
-STATE_FILE = "state.safetensors"
 PARTIAL_PREFIX = ".partial-"
 OLD_PREFIX = ".old-"
 TRASH_PREFIX = ".trash-"
-FORMAT = 1
+FORMAT = 2
 _MAX_MANIFEST_BYTES = 64 * 2**20
 _READ_BYTES = 2**20
 _STEP_NAME = re.compile(r"step_(\d{1,15})")
@@ -68,6 +68,26 @@ class ArrayRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: str
 
 
+class SliceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One rectangular part of an array, as one device held it.
+
+    Args:
+        array: Path of the array in the tree.
+        start: First index of the part along each axis of the whole array.
+        shape: Its lengths.
+        file: The file that holds it, as a tensor called `tensor`.
+        tensor: Its name there; the array's path if it is the whole array.
+        xxh3: xxh3-128 of its bytes, hexadecimal.
+    """
+
+    array: str
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: str
+    tensor: str
+    xxh3: str
+
+
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a checkpoint.
 
@@ -76,7 +96,8 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         cursor: Where the state belongs.
         metric: The evaluation's result for these weights, higher is better; None if they were not evaluated.
         arrays: Every array of the state.
-        digest: Content hash of the arrays; equal for bit-identical states.
+        slices: Their parts; every element of every array lies in exactly one.
+        digest: Hash of arrays and slices; equal for bit-identical states on equal meshes.
         files: Every file but the manifest.
         checksum: xxh3-128 of the manifest with this field empty.
     """
@@ -87,6 +108,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     arrays: tuple[ArrayRecord, ...]
     digest: str
     files: tuple[CheckpointFile, ...]
+    slices: tuple[SliceRecord, ...] = ()
     checksum: str = ""
 
     def sealed(self) -> CheckpointManifest:
@@ -163,20 +185,33 @@ def write_manifest(directory: Path, manifest: CheckpointManifest, *, fsync: bool
         sync_directory(directory)
 
 
-def verify(directory: Path) -> CheckpointManifest:
-    """Read every file of a checkpoint and return its manifest if all of them are as they were written.
+def state_file(process: int, num_processes: int) -> str:
+    """Return the name of the file that one process of a learner writes.
+
+    Example:
+        >>> state_file(0, 1), state_file(0, 4)
+        ('state.safetensors', 'state-00001-of-00004.safetensors')
+    """
+    if num_processes == 1:
+        return "state.safetensors"
+    return f"state-{process + 1:05d}-of-{num_processes:05d}.safetensors"
+
+
+def verify(directory: Path, *, part: int = 0, parts: int = 1) -> CheckpointManifest:
+    """Read the files of a checkpoint and return its manifest if all of them are as they were written.
+
+    Args:
+        directory: The checkpoint.
+        part: Which part of its files this process reads, where several share the work.
+        parts: In how many parts.
 
     Raises:
         CheckpointError: A file is missing, extra, cut, or changed by as much as a bit; the message names it.
     """
     manifest = read_manifest(directory)
-    expected = {file.path: file for file in manifest.files}
-    found = {path for path in _list_files(directory) if path != MANIFEST_FILE}
-    if found != set(expected):
-        odd = sorted(found.symmetric_difference(expected))
-        raise CheckpointError(f"{directory.name} has a missing or an extra file", got=odd[0])
-    for path, file in expected.items():
-        actual = hash_file(directory, path)
+    refuse_missing_files(directory, manifest)
+    for file in sorted(manifest.files, key=lambda file: file.path)[part::parts]:
+        path, actual = file.path, hash_file(directory, file.path)
         if actual != file:
             raise CheckpointError(
                 f"{directory.name}/{path} is damaged",
@@ -184,6 +219,20 @@ def verify(directory: Path) -> CheckpointManifest:
                 limit=f"{file.num_bytes} bytes, {file.xxh3}",
             )
     return manifest
+
+
+def refuse_missing_files(directory: Path, manifest: CheckpointManifest) -> None:
+    """Refuse a checkpoint that has other files than its manifest names; their content is not read.
+
+    Raises:
+        CheckpointError: Names the first file that is missing or extra.
+    """
+    expected = {file.path for file in manifest.files}
+    found = {path for path in _list_files(directory) if path != MANIFEST_FILE}
+    if found != expected:
+        raise CheckpointError(
+            f"{directory.name} has a missing or an extra file", got=sorted(found ^ expected)[0]
+        )
 
 
 def hash_file(directory: Path, path: str) -> CheckpointFile:

@@ -17,9 +17,13 @@ from forebay.learner.feed import JournaledBatch
 from forebay.learner.programs import TrainPrograms
 from forebay.learner.settings import LearnerSettings
 from forebay.learner.train_step import Accumulator, StepStats, TrainState, snapshot
+from forebay.models.params import Params
 from forebay.telemetry.faults import fault_point
 from forebay.telemetry.spans import TimeStrip
 from forebay.trajectory import PolicyVersion
+
+# Programs under way at a time: more of them with collectives over processes stop one another on a CPU.
+_MAX_DISPATCHED = 16
 
 
 class Source(Protocol):
@@ -44,8 +48,9 @@ class Learner:
         strip: Where the time goes.
         meter: What the run measures.
         annotators: Write, in this order, what the objective wants to know of a batch before its first update.
-        publish: Hands over a host copy of the parameters of a version.
+        publish: Hands over a copy of the parameters of a version.
         save: Writes a checkpoint of the state.
+        copy: Copies parameters to host memory, or begins to; they may be donated once it returns.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Learner:
         annotators: Sequence[Annotator],
         publish: Callable[[PolicyVersion, Any], None],
         save: Callable[[TrainState, PolicyVersion], None],
+        copy: Callable[[Params], Any] = snapshot,
     ) -> None:
         self.programs = programs
         self.state = state
@@ -71,6 +77,7 @@ class Learner:
         self._batches = 0
         self._publish = publish
         self._save = save
+        self._copy = copy
         self._nonfinite_in_a_row = 0
 
     def run(self, source: Source, last_version: int, ended: Callable[[], bool]) -> None:
@@ -111,7 +118,7 @@ class Learner:
     def publish(self) -> None:
         """Hand over the weights of this version."""
         with self._strip.span("publishing"):
-            self._publish(self.version, snapshot(self.state.params))
+            self._publish(self.version, self._copy(self.state.params))
 
     def checkpoint(self) -> None:
         """Save everything that the next step depends on."""
@@ -125,10 +132,12 @@ class Learner:
         """Accumulate the micro-batches, then update once; returns when the device is done."""
         with self._strip.span("packing"):
             placed = [self.programs.place(micro.rows) for micro in update.micro_batches]
-        for rows in placed:
+        for number, rows in enumerate(placed, start=1):
             self._accumulator = self.programs.accumulate(
-                self.state.params, self._accumulator, rows, update.denominator
+                self.state.params, self._accumulator, rows, update.denominator, update.num_tokens
             )
+            if number % _MAX_DISPATCHED == 0:
+                jax.block_until_ready(self._accumulator)
         self.state, self._accumulator, stats = self.programs.apply(self.state, self._accumulator)
         return jax.tree.map(np.asarray, jax.device_get(stats))
 

@@ -16,6 +16,8 @@ from forebay.learner.bare import BareSpeed, BareWork, work_of
 from forebay.learner.batch_values import batch_values
 from forebay.learner.feed import JournaledBatch
 from forebay.learner.train_step import StepStats
+from forebay.models.moe import RouterSums
+from forebay.models.router_loss import router_measures
 from forebay.objectives.inputs import LossSums, summarize
 from forebay.store.accounting import count_lost
 from forebay.store.protocol import StoreStats
@@ -64,6 +66,7 @@ class Meter:
         warmup_batches: First batches left out of the utilization figures.
         clock: Dates the steps; comparable with that of the trajectories.
         waits: Returns, and forgets, the seconds that the learner starved, by cause.
+        saves: Returns, and forgets, what the checkpoints took that were saved meanwhile.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Meter:
         warmup_batches: int,
         clock: Clock,
         waits: Callable[[], Mapping[str, float]] = dict,
+        saves: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._writer = writer
         self._strip = strip
@@ -85,6 +89,7 @@ class Meter:
         self._warmup_batches = warmup_batches
         self._clock = clock
         self._waits = waits
+        self._saves = saves
         self._before = strip.read()
         self.batches = 0
         self.window = Window()
@@ -149,6 +154,7 @@ class Meter:
             "step_s": step_s,
             **{f"time.{state}_s": seconds for state, seconds in interval.seconds.items()},
             **{f"wait.{cause}_s": seconds for cause, seconds in self._waits().items()},
+            **self._saves(),
             **batch_values(batch, self._clock.wall_s() - step_s, step_s),
             **_step_values(stats),
             **_store_values(store),
@@ -253,7 +259,17 @@ def _step_values(stats: Sequence[StepStats]) -> dict[str, Value]:
         "update_norm": float(stats[-1].update_norm),
         "learning_rate": float(stats[-1].learning_rate),
         "nonfinite_updates": sum(not bool(s.finite) for s in stats),
+        **_router_values(stats),
     }
+
+
+def _router_values(stats: Sequence[StepStats]) -> dict[str, Value]:
+    """Return what is reported of routers of experts; nothing in a model without them."""
+    routed = [step.routed for step in stats if step.routed is not None]
+    if not routed:
+        return {}
+    sums = RouterSums(*(sum(parts) for parts in zip(*routed, strict=True)))
+    return {f"router.{name}": value for name, value in router_measures(sums).items()}
 
 
 def _store_values(store: StoreStats) -> dict[str, Value]:

@@ -46,6 +46,16 @@ class OptimizerSettings(BaseModel):
         " (VCPO): a step that few stale sequences carry counts for less.",
     )
 
+    drift_price: float | None = Field(
+        None,
+        gt=0,
+        description="Lower the learning rate while the policy drifts from its data without a gain: the reward"
+        " that a nat of drift has to bring, both per token (for rewards between 0 and 1: 0.1). Unset: never.",
+    )
+    free_drift_nats: float = Field(
+        0.005, gt=0, description="Drift that drift_price does not count, nats a token (k3 in metrics.jsonl)."
+    )
+
     @model_validator(mode="after")
     def _decay_has_an_end(self) -> Self:
         if self.schedule == "constant":
@@ -106,6 +116,8 @@ def make_optimizer(
     """
     import optax
 
+    from forebay.learner.drift import price_drift
+
     parts = [optax.scale_by_adam(settings.beta1, settings.beta2, settings.epsilon)]
     if math.isfinite(settings.max_gradient_norm):
         clip = optax.clip_by_global_norm(settings.max_gradient_norm)
@@ -116,6 +128,8 @@ def make_optimizer(
     parts.append(optax.scale_by_learning_rate(make_schedule(settings)))
     if value_scale is not None:
         parts.append(optax.masked(optax.scale(value_scale), _of_value_head))
+    if settings.drift_price is not None:
+        parts.append(price_drift(settings.drift_price, settings.free_drift_nats))
     return optax.chain(*parts)
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Array, DTypeLike
 from forebay.batching.batch import Batch
 from forebay.learner.annotations import write_array
 from forebay.learner.checkpoint_manifest import CheckpointCursor
+from forebay.learner.placing import put
 from forebay.learner.programs import TrainPrograms
 from forebay.learner.reference_settings import ReferenceSettings
 from forebay.learner.train_step import TrainState
@@ -156,4 +157,4 @@ class Reference:
 
 def _placed(leaf: Any, like: jax.ShapeDtypeStruct) -> Array:
     # A copy of its own: an update donates it. Cast on the host, where nothing is compiled for it.
-    return jax.device_put(np.array(leaf, like.dtype), like.sharding, may_alias=False)
+    return put(np.array(leaf, like.dtype), like.sharding, may_alias=False)

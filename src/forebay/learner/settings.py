@@ -6,6 +6,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from forebay.errors import ConfigError
+
 
 class LearnerSettings(BaseModel):
     """How long the learner trains, and when it publishes, saves and gives up."""
@@ -34,6 +36,20 @@ class LearnerSettings(BaseModel):
     samples: int = Field(
         2, ge=1, le=16, description="Trajectories kept of a sampled batch, for people to read."
     )
+    processes: int = Field(
+        1,
+        ge=1,
+        description="Processes of the learner, each with an equal part of the mesh's devices; forebay train "
+        "starts them on this machine, forebay learn --process-id one of them on another.",
+    )
+    start_s: float = Field(
+        600.0, gt=0, description="Longest wait of the learner's processes for one another at the start."
+    )
+    peer_silent_s: float = Field(
+        15.0,
+        gt=5,
+        description="Silence after which a process of the learner counts as gone, and all of them end.",
+    )
     keep_consumed: bool = Field(
         False,
         description="Keep every trained trajectory and the whole journal, so that the run can be replayed.",
@@ -47,3 +63,18 @@ class LearnerSettings(BaseModel):
                 f"would end before its first publication. Lower publish_every."
             )
         return self
+
+
+def check_processes(devices: int, processes: int) -> None:
+    """Refuse a mesh that the processes of a learner cannot share evenly.
+
+    Raises:
+        ConfigError: With the arithmetic.
+    """
+    if devices % processes:
+        raise ConfigError(
+            "every process of the learner holds equally many devices of the mesh",
+            got=f"a mesh of {devices} devices for {processes} processes",
+            limit=f"a multiple of {processes}",
+            remedy="Change the sizes under [mesh], or learner.processes.",
+        )

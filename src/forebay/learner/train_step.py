@@ -1,12 +1,13 @@
 """What one optimizer step computes: gradients of packed rows under `shard_map`, then one guarded update.
 
-The gradient function runs under `jax.shard_map` over `("data", "fsdp", "tensor")`; one device is a mesh of
-sizes 1 and runs the same code. Parameters are gathered over `fsdp` block by block inside the scan; the
-transpose of that gather scatters and adds their gradients, and the transpose of sharing a parameter over
-`data` adds them over `data`. The update is an ordinary `jit` on the sharded arrays: the partitioner then
+The gradient function runs under one `jax.shard_map` over all axes of the mesh, `sharding.MESH_AXIS_NAMES`;
+one device is a mesh of sizes 1 and runs the same code. Parameters are gathered over `fsdp` block by block
+inside the scan; the transpose of that gather scatters and adds their gradients, and the transpose of sharing
+a parameter over other axes adds them over those. Tokens are split over `context` and `tensor` only within the
+model: objectives see whole rows. The update is an ordinary `jit` on the sharded arrays: the partitioner then
 computes the global norm over all shards, and the optimizer stays optax as published.
 
-Legend: B rows, T tokens.
+Legend: B rows, T tokens, S tokens of this shard, D model width.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from forebay.batching.rows import TrainRows
+from forebay.learner.drift import rate_scale
 from forebay.models.config import ModelConfig
 from forebay.models.logprobs import hidden_logprobs, to_targets
+from forebay.models.moe import RouterSums
 from forebay.models.params import Params
+from forebay.models.router_loss import RouterLoss, router_loss, sum_shards
 from forebay.models.settings import ComputeSettings
-from forebay.models.sharding import ROW_AXES, SHARDED
-from forebay.models.transformer import forward
+from forebay.models.sharding import Axes
+from forebay.models.transformer import token_states
 from forebay.models.value_head import state_values
 from forebay.objectives.inputs import LossInputs, LossSums
 from forebay.objectives.surrogate import Objective, ValueLoss
@@ -52,10 +56,12 @@ class Accumulator(NamedTuple):
     Attributes:
         gradients: Gradient of the loss, float32, shaped and sharded like the parameters.
         sums: What the objective measured; `sums.loss` is the loss so far.
+        routed: What the routers of experts did, of every block; None in a model without experts.
     """
 
     gradients: Params
     sums: LossSums
+    routed: RouterSums | None = None
 
 
 class StepStats(NamedTuple):
@@ -65,8 +71,10 @@ class StepStats(NamedTuple):
         sums: What the objective measured over the whole batch.
         grad_norm: Global norm of the gradient before clipping.
         update_norm: Global norm of the change of the parameters; 0 if nothing was updated.
-        learning_rate: Learning rate of this step; scaled by its effective sample size if that is asked for.
+        learning_rate: Learning rate of this step; scaled by its effective sample size, or by the price of
+            drift, if that is asked for.
         finite: bool. Whether losses and gradient norm were finite; if not, the state is unchanged.
+        routed: What the routers of experts did, of every block; None in a model without experts.
     """
 
     sums: LossSums
@@ -74,6 +82,7 @@ class StepStats(NamedTuple):
     update_norm: Float[Array, ""]
     learning_rate: Float[Array, ""]
     finite: Bool[Array, ""]
+    routed: RouterSums | None = None
 
 
 def add_gradients(
@@ -81,11 +90,14 @@ def add_gradients(
     accumulator: Accumulator,
     rows: TrainRows,
     denominator: Float[Array, ""],
+    num_tokens: Float[Array, ""],
     *,
     config: ModelConfig,
     objective: Objective,
     value_loss: ValueLoss | None,
+    of_routers: RouterLoss,
     compute: ComputeSettings,
+    axes: Axes,
 ) -> Accumulator:
     """Add a micro-batch's gradient and sums; runs per shard, inside the `shard_map`.
 
@@ -94,10 +106,13 @@ def add_gradients(
         accumulator: This shard's gradients so far; the sums are whole.
         rows: This shard's rows.
         denominator: Of the whole batch, fixed before it was split into micro-batches.
+        num_tokens: Tokens of the whole batch that are no padding; the loss of routers is a mean over them.
         config: The model.
         objective: What is minimized; additive over rows.
         value_loss: What is added to it for a critic, and read from the same hidden states; None without one.
+        of_routers: What is added to it for the routers of experts.
         compute: Types, remat, attention and the chunk of the loss.
+        axes: Mesh axes this runs under.
     """
     inputs = LossInputs(
         rows.loss_mask,
@@ -109,39 +124,43 @@ def add_gradients(
         rows.reference_logprobs,
     )
 
-    def loss_of(params: Params) -> tuple[Array, LossSums]:
-        hidden = row_hidden(params, rows, config, compute)
-        logprobs, entropy = row_logprobs(params, hidden, rows, config, compute)
+    def loss_of(params: Params) -> tuple[Array, tuple[LossSums, RouterSums | None]]:
+        hidden, routed = row_states(params, rows, config, compute, axes)
+        logprobs, entropy = row_logprobs(params, hidden, rows, config, compute, axes)
         loss, sums = objective(logprobs, entropy, inputs, denominator)
+        if routed is not None and of_routers.is_on:
+            loss = loss + router_loss(routed, of_routers, num_tokens, axes)
         if value_loss is None:
-            return loss, sums
+            return loss, (sums, routed)
         assert rows.values is not None and rows.value_targets is not None
-        values = to_targets(state_values(params, hidden, SHARDED), rows.segment_ids)
+        values = to_targets(state_values(params, hidden, rows.tokens.shape, axes), rows.segment_ids)
         added = value_loss(
             values, rows.values, rows.value_targets, rows.loss_mask, rows.segment_ids, denominator
         )
-        return loss + added, sums._replace(value_loss=jax.lax.stop_gradient(added))
+        return loss + added, (sums._replace(value_loss=jax.lax.stop_gradient(added)), routed)
 
-    gradients, sums = jax.grad(loss_of, has_aux=True)(params)
-    sums = jax.tree.map(lambda value: jax.lax.psum(value.astype(jnp.float32), ROW_AXES), sums)
-    return jax.tree.map(jnp.add, accumulator, Accumulator(gradients, sums))
+    gradients, (sums, routed) = jax.grad(loss_of, has_aux=True)(params)
+    sums = jax.tree.map(lambda value: axes.sum_rows(value.astype(jnp.float32)), sums)
+    added = Accumulator(gradients, sums, None if routed is None else sum_shards(routed, axes))
+    return jax.tree.map(jnp.add, accumulator, added)
 
 
-def row_hidden(
-    params: Params, rows: TrainRows, config: ModelConfig, compute: ComputeSettings
-) -> Float[Array, "B T D"]:
-    """Return the last hidden state of this shard's rows; runs inside the `shard_map`."""
-    return forward(
-        params, config, rows.tokens, rows.segment_ids, rows.positions, compute=compute, axes=SHARDED
+def row_states(
+    params: Params, rows: TrainRows, config: ModelConfig, compute: ComputeSettings, axes: Axes
+) -> tuple[Float[Array, "S D"], RouterSums | None]:
+    """Return the last hidden state of this shard's tokens, and what routers of experts did with them."""
+    return token_states(
+        params, config, rows.tokens, rows.segment_ids, rows.positions, compute=compute, axes=axes
     )
 
 
 def row_logprobs(
     params: Params,
-    hidden: Float[Array, "B T D"],
+    hidden: Float[Array, "S D"],
     rows: TrainRows,
     config: ModelConfig,
     compute: ComputeSettings,
+    axes: Axes,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Return logprobs and entropy [B, T] of this shard's rows; runs inside the `shard_map`."""
     return hidden_logprobs(
@@ -152,7 +171,7 @@ def row_logprobs(
         rows.segment_ids,
         rows.temperature,
         compute=compute,
-        axes=SHARDED,
+        axes=axes,
     )
 
 
@@ -181,11 +200,12 @@ def apply_gradients(
     Returns:
         The new state, an emptied accumulator, and what the step did.
     """
-    gradients, sums = accumulator
+    gradients, sums, routed = accumulator
     grad_norm = optax.tree.norm(gradients)
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums.loss + sums.value_loss)
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-    learning_rate = jnp.asarray(schedule(state.step), jnp.float32)
+    optimizer = optax.with_extra_args_support(optimizer)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, sums=sums)
+    learning_rate = jnp.asarray(schedule(state.step) * rate_scale(opt_state), jnp.float32)
     if ess_scaling:
         # The learning rate is the last factor of an update: scaling one scales the other.
         scale = ess_scale(sums)
@@ -199,6 +219,7 @@ def apply_gradients(
         update_norm=jnp.where(finite, optax.tree.norm(updates), 0.0),
         learning_rate=learning_rate,
         finite=finite,
+        routed=routed,
     )
     return chosen, jax.tree.map(jnp.zeros_like, accumulator), stats
 

@@ -1,108 +1,114 @@
 """Blockwise attention: online softmax over blocks of keys, so that memory is linear in the row.
 
-Blocks that a block of queries cannot see (later ones, and those before its first segment) are skipped, so the
-time goes with the length of the segments and not with the length of the row. Rows are worked on one after the
-other: the working set stays in a CPU's cache.
+Blocks of keys that a block of queries cannot see (later ones, those of other segments, those outside the
+window) are never computed, so the time goes with the length of the segments and not with that of the row.
+Rows are worked on one after the other: the working set stays in a CPU's cache.
 
 Legend: B rows, T tokens, H query heads, N key-value heads, G = H / N, K head size, C tokens of a block, J = T
-    / C
-blocks, Q = G * C queries of a block.
+    / C blocks of queries, I blocks of keys, Q = G * C queries of a block.
 
 References:
     Milakov and Gimelshein 2018, Online normalizer calculation for softmax, algorithm 3.
-    Dao et al. 2022, FlashAttention, algorithms 2 and 4.
+    Dao 2023, FlashAttention-2, algorithms 1 and 2.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
+
+from forebay.models.visibility import Places, ScoreRule, sees, visible_blocks, visible_lists
 
 _MASKED = -1e30
 _TINY = 1e-30
 
 
-class _Row(NamedTuple):
-    """Which tokens of one row, cut into blocks, see one another."""
-
-    segments: Int[Array, "J C"]
-    first: Int[Array, " J"]
-    last: Int[Array, " J"]
-
-
-def blockwise_attention(
-    q: Float[Array, "B T H K"],
-    k: Float[Array, "B T N K"],
-    v: Float[Array, "B T N K"],
-    segment_ids: Int[Array, "B T"],
-    block_tokens: int,
-) -> Float[Array, "B T H K"]:
-    """Mix values causally within each segment, one block of queries and one block of keys at a time.
-
-    Args:
-        q: Rotated queries.
-        k: Rotated keys.
-        v: Values.
-        segment_ids: [B, T] int32; 0 = padding, whose result is 0; a segment's tokens lie side by side.
-        block_tokens: Tokens of a block; rows are padded to a multiple of it.
-    """
-    length = q.shape[1]
-    padding = ((0, 0), (0, -length % block_tokens))
-    segments = jnp.pad(segment_ids, padding)
-    blocks = (
-        _to_blocks(jnp.pad(value, (*padding, (0, 0), (0, 0))), k.shape[2], block_tokens)
-        for value in (q, k, v)
-    )
-    ranges = _visible_blocks(segments, block_tokens)
-    cut = segments.reshape(segments.shape[0], -1, block_tokens)
-    mixed = jax.lax.map(lambda args: _attend(*args), (*blocks, _Row(cut, *ranges)))
-    return _from_blocks(mixed, q.shape[2], block_tokens)[:, :length]
-
-
-def _to_blocks(
+def to_blocks(
     heads: Float[Array, "B T H K"], num_kv_heads: int, block_tokens: int
 ) -> Float[Array, "B J N Q K"]:
-    rows, _, num_heads, head_size = heads.shape
-    cut = heads.reshape(rows, -1, block_tokens, num_kv_heads, num_heads // num_kv_heads, head_size)
+    """Cut heads into blocks of tokens, padded at the end; queries of a key-value head lie side by side."""
+    padded = jnp.pad(heads, ((0, 0), (0, -heads.shape[1] % block_tokens), (0, 0), (0, 0)))
+    rows, _, num_heads, head_size = padded.shape
+    cut = padded.reshape(rows, -1, block_tokens, num_kv_heads, num_heads // num_kv_heads, head_size)
     return cut.transpose(0, 1, 3, 4, 2, 5).reshape(rows, cut.shape[1], num_kv_heads, -1, head_size)
 
 
-def _from_blocks(
-    blocks: Float[Array, "B J N Q K"], num_heads: int, block_tokens: int
+def from_blocks(
+    blocks: Float[Array, "B J N Q K"], num_heads: int, block_tokens: int, length: int
 ) -> Float[Array, "B T H K"]:
+    """Undo `to_blocks`, padding included."""
     rows, num_blocks, num_kv_heads, _, head_size = blocks.shape
     split = blocks.reshape(rows, num_blocks, num_kv_heads, -1, block_tokens, head_size)
-    return split.transpose(0, 1, 4, 2, 3, 5).reshape(rows, -1, num_heads, head_size)
+    return split.transpose(0, 1, 4, 2, 3, 5).reshape(rows, -1, num_heads, head_size)[:, :length]
 
 
-def _visible_blocks(
-    segments: Int[Array, "B T"], block_tokens: int
-) -> tuple[Int[Array, "B J"], Int[Array, "B J"]]:
-    """Return the first block that each block of queries sees, and the one after its last."""
-    index = jnp.arange(segments.shape[1])
-    starts = segments != jnp.pad(segments, ((0, 0), (1, 0)))[:, :-1]
-    start_of = jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
-    first = start_of[:, ::block_tokens] // block_tokens
-    occupied = segments.reshape(*first.shape, block_tokens).any(axis=-1)
-    return first, jnp.where(occupied, jnp.arange(first.shape[1]) + 1, first)
+def places_in_blocks(places: Places, block_tokens: int) -> Places:
+    """Cut the places [B, T] of tokens into blocks [B, J, C]; what is added at the end is padding."""
+    rows, length = places.segments.shape
+    added = ((0, 0), (0, -length % block_tokens))
+    segments = jnp.pad(places.segments, added)
+    index = jnp.pad(places.order, added, mode="edge")
+    return Places(*(value.reshape(rows, -1, block_tokens) for value in (segments, index)))
 
 
-@jax.custom_vjp
-def _attend(
-    q: Float[Array, "J N Q K"], k: Float[Array, "J N C K"], v: Float[Array, "J N C K"], row: _Row
-) -> Float[Array, "J N Q K"]:
-    """Mix the values of one row."""
-    return _attend_forward(q, k, v, row)[0]
+def forward(
+    rule: ScoreRule,
+    q: Float[Array, "B J N Q K"],
+    k: Float[Array, "B I N C K"],
+    v: Float[Array, "B I N C K"],
+    queries: Places,
+    keys: Places,
+) -> tuple[Float[Array, "B J N Q K"], Float[Array, "B J N Q"]]:
+    """Mix the values that each query sees.
+
+    Returns:
+        mixed: float32; 0 for a query that sees nothing.
+        log_total: Logarithm of the sum of the exponentiated scores, float32; very low where nothing is seen.
+    """
+    return jax.lax.map(lambda row: _row_forward(rule, *row), (q, k, v, queries, keys))
 
 
-def _attend_forward(q: Array, k: Array, v: Array, row: _Row) -> tuple[Array, tuple]:
-    def queries(i: Array) -> tuple[Array, Array]:
-        def add_keys(j: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+def backward(
+    rule: ScoreRule,
+    q: Float[Array, "B J N Q K"],
+    k: Float[Array, "B I N C K"],
+    v: Float[Array, "B I N C K"],
+    queries: Places,
+    keys: Places,
+    d_mixed: Float[Array, "B J N Q K"],
+    log_total: Float[Array, "B J N Q"],
+    shared: Float[Array, "B J N Q"],
+) -> tuple[Float[Array, "B J N Q K"], Float[Array, "B I N C K"], Float[Array, "B I N C K"]]:
+    """Return the gradients of queries, keys and values, float32.
+
+    Args:
+        rule: How scores are made.
+        q: Queries.
+        k: Keys.
+        v: Values.
+        queries: Places of the queries, [B, J, C].
+        keys: Places of the keys, [B, I, C].
+        d_mixed: Gradient of what `forward` returns, over all keys that the queries ever see.
+        log_total: Over all keys that the queries ever see.
+        shared: Product of `d_mixed` and what was mixed from all keys.
+    """
+    return jax.lax.map(
+        lambda row: _row_backward(rule, *row), (q, k, v, queries, keys, d_mixed, log_total, shared)
+    )
+
+
+def _row_forward(
+    rule: ScoreRule, q: Array, k: Array, v: Array, queries: Places, keys: Places
+) -> tuple[Array, Array]:
+    order, count = visible_lists(visible_blocks(queries, keys, rule.window))
+
+    def mix(i: Array) -> tuple[Array, Array]:
+        def add_keys(n: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             mixed, largest, total = state
-            scores, seen = _scores(q[i], k[j], row, i, j)
+            j = order[i, n]
+            scores, seen = _scores(rule, q[i], k[j], _at(queries, i), _at(keys, j))
+            scores = jnp.where(seen, scores, _MASKED)
             new_largest = jnp.maximum(largest, scores.max(axis=-1))
             weights = jnp.where(seen, jnp.exp(scores - new_largest[..., None]), 0.0)
             shrink = jnp.exp(largest - new_largest)
@@ -111,52 +117,59 @@ def _attend_forward(q: Array, k: Array, v: Array, row: _Row) -> tuple[Array, tup
 
         per_query = q.shape[1:3]
         state = (_full(q, q.shape[1:], 0.0), _full(q, per_query, _MASKED), _full(q, per_query, 0.0))
-        mixed, largest, total = jax.lax.fori_loop(row.first[i], row.last[i], add_keys, state)
+        mixed, largest, total = jax.lax.fori_loop(0, count[i], add_keys, state)
         total = jnp.maximum(total, _TINY)
-        return (mixed / total[..., None]).astype(v.dtype), largest + jnp.log(total)
+        return mixed / total[..., None], largest + jnp.log(total)
 
-    mixed, log_total = jax.lax.map(queries, jnp.arange(q.shape[0]))
-    return mixed, (q, k, v, row, mixed, log_total)
+    return jax.lax.map(mix, jnp.arange(q.shape[0]))
 
 
-def _attend_backward(kept: tuple, d_mixed: Float[Array, "J N Q K"]) -> tuple[Array, Array, Array, None]:
-    q, k, v, row, mixed, log_total = kept
-    shared = (d_mixed.astype(jnp.float32) * mixed.astype(jnp.float32)).sum(axis=-1)
+def _row_backward(
+    rule: ScoreRule,
+    q: Array,
+    k: Array,
+    v: Array,
+    queries: Places,
+    keys: Places,
+    d_mixed: Array,
+    log_total: Array,
+    shared: Array,
+) -> tuple[Array, Array, Array]:
+    order, count = visible_lists(visible_blocks(queries, keys, rule.window))
 
-    def queries(d_kv: tuple[Array, Array], i: Array) -> tuple[tuple[Array, Array], Array]:
-        def add_keys(j: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def of_queries(d_kv: tuple[Array, Array], i: Array) -> tuple[tuple[Array, Array], Array]:
+        def add_keys(n: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             dq, dk, dv = state
-            scores, seen = _scores(q[i], k[j], row, i, j)
+            j = order[i, n]
+            scores, seen = _scores(rule, q[i], k[j], _at(queries, i), _at(keys, j))
             weights = jnp.where(seen, jnp.exp(scores - log_total[i][..., None]), 0.0)
             d_weights = _dot("nqk,nck->nqc", d_mixed[i], v[j])
-            d_scores = (weights * (d_weights - shared[i][..., None]) * q.shape[-1] ** -0.5).astype(q.dtype)
-            dq = dq + _dot("nqc,nck->nqk", d_scores, k[j])
-            dk = dk.at[j].add(_dot("nqc,nqk->nck", d_scores, q[i]))
+            d_scores = weights * (d_weights - shared[i][..., None])
+            d_products = rule.product_gradient(d_scores, scores).astype(q.dtype)
+            dq = dq + _dot("nqc,nck->nqk", d_products, k[j])
+            dk = dk.at[j].add(_dot("nqc,nqk->nck", d_products, q[i]))
             return dq, dk, dv.at[j].add(_dot("nqc,nqk->nck", weights.astype(v.dtype), d_mixed[i]))
 
         state = (_full(q, q.shape[1:], 0.0), *d_kv)
-        dq, dk, dv = jax.lax.fori_loop(row.first[i], row.last[i], add_keys, state)
+        dq, dk, dv = jax.lax.fori_loop(0, count[i], add_keys, state)
         return (dk, dv), dq
 
-    zeros = _full(k, k.shape, 0.0)
-    (dk, dv), dq = jax.lax.scan(queries, (zeros, zeros), jnp.arange(q.shape[0]))
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
-
-
-_attend.defvjp(_attend_forward, _attend_backward)
+    zeros = _full(q, k.shape, 0.0)
+    (dk, dv), dq = jax.lax.scan(of_queries, (zeros, zeros), jnp.arange(q.shape[0]))
+    return dq, dk, dv
 
 
 def _scores(
-    q: Float[Array, "N Q K"], k: Float[Array, "N C K"], row: _Row, i: Array, j: Array
+    rule: ScoreRule, q: Float[Array, "N Q K"], k: Float[Array, "N C K"], queries: Places, keys: Places
 ) -> tuple[Float[Array, "N Q C"], Bool[Array, "Q C"]]:
-    """Return the masked scores of block i of queries with block j of keys, and which of them count."""
-    block_tokens = k.shape[1]
-    offsets = jnp.arange(block_tokens)
-    same = row.segments[i][:, None] == row.segments[j][None, :]
-    causal = j * block_tokens + offsets[None, :] <= i * block_tokens + offsets[:, None]
-    seen = same & causal & (row.segments[i] != 0)[:, None]
-    seen = jnp.tile(seen, (q.shape[1] // block_tokens, 1))
-    return jnp.where(seen, _dot("nqk,nck->nqc", q, k) * q.shape[-1] ** -0.5, _MASKED), seen
+    """Return the scores of a block of queries with a block of keys, and which of them count."""
+    seen = sees(queries, keys, rule.window)
+    groups = q.shape[1] // seen.shape[0]
+    return rule.score(_dot("nqk,nck->nqc", q, k)), jnp.tile(seen, (groups, 1))
+
+
+def _at(places: Places, block: Array) -> Places:
+    return Places(places.segments[block], places.order[block])
 
 
 def _dot(subscripts: str, left: Array, right: Array) -> Array:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,14 +19,17 @@ from safetensors.numpy import save_file
 
 from forebay.errors import ModelError
 from forebay.models.config import CONFIG_FILE, ModelConfig, load_config
-from forebay.models.gguf import check_model_file, gguf_config, read_hf_tensors
+from forebay.models.gguf import gguf_config
 from forebay.models.gguf_file import is_gguf, read_gguf
-from forebay.models.hf import check_shapes, from_hf_tensors
+from forebay.models.gguf_tensors import check_model_file, read_hf_tensors
+from forebay.models.hf import check_shapes, from_hf_tensors, text_names
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _T = TypeVar("_T")
 _DOWNLOAD_AGAIN = "Download or export the model again."
+log = logging.getLogger(__name__)
 
 
 def load_model(
@@ -115,10 +120,13 @@ def write_tensors(directory: Path, tensors: dict[str, np.ndarray], max_shard_byt
 def read_tensors(directory: Path) -> dict[str, np.ndarray]:
     """Read every tensor of a model directory by its Hugging Face name.
 
+    Of a model of text and images, the tensors of the text are read, under the names of a text model.
+
     Raises:
-        ModelError: A file is missing or damaged, or the index names a tensor that its file lacks.
+        ModelError: A file is missing or damaged, holds something else than floating-point numbers, or the
+            index does not fit the files.
     """
-    return _read_files(directory, lambda file, name: file.get_tensor(name))
+    return _read_files(directory, _finite)
 
 
 def check_model(path: Path, config: ModelConfig) -> None:
@@ -134,20 +142,60 @@ def check_model(path: Path, config: ModelConfig) -> None:
     check_shapes(shapes, config)
 
 
+def _finite(file: Any, name: str) -> np.ndarray:
+    tensor: np.ndarray = file.get_tensor(name)
+    if not np.isfinite(tensor).all():
+        raise ModelError(f"tensor {name} holds numbers that are not finite", remedy=_DOWNLOAD_AGAIN)
+    return tensor
+
+
 def _read_files(directory: Path, read: Callable[[Any, str], _T]) -> dict[str, _T]:
+    paths = _paths_of_tensors(directory)
+    names = text_names(paths)
+    if len(names) < len(paths):
+        left_out = sorted({name.split(".layers.")[0] for name in paths if name not in names})
+        log.warning(
+            "%s is a model of text and images: its text is read, and %d tensors are left out (%s ...)",
+            directory,
+            len(paths) - len(names),
+            left_out[0],
+        )
+    found: dict[str, _T] = {}
+    for path in sorted(set(paths.values())):
+        with _opened(path) as file:
+            found |= {names[name]: read(file, name) for name in names if paths[name] == path}
+    return found
+
+
+def _paths_of_tensors(directory: Path) -> dict[str, Path]:
+    """Return the file that holds each tensor of a model."""
     index_path = directory / INDEX_FILE
     if not index_path.is_file():
-        return _read_file(directory / SINGLE_FILE, read)
-    weight_map = _read_index(index_path)
-    found: dict[str, _T] = {}
-    for name in sorted(set(weight_map.values())):
-        found |= _read_file(directory / name, read)
-    missing = sorted(set(weight_map) - set(found))
-    if missing:
+        return dict.fromkeys(_names_in(directory / SINGLE_FILE), directory / SINGLE_FILE)
+    if (directory / SINGLE_FILE).exists():
         raise ModelError(
-            f"{index_path} names tensors that no file holds: {', '.join(missing[:6])}", remedy=_DOWNLOAD_AGAIN
+            f"{directory} holds two models: {SINGLE_FILE}, and the files of {INDEX_FILE}",
+            remedy="Take out the one that is not wanted.",
         )
+    named = {name: directory / file for name, file in _read_index(index_path).items()}
+    found: dict[str, Path] = {}
+    for path in sorted(set(named.values())):
+        names = _names_in(path)
+        _refuse(names & set(found), index_path, "names files that hold a tensor twice")
+        found |= dict.fromkeys(names, path)
+    _refuse(set(named) - set(found), index_path, "names tensors that no file holds")
+    _refuse(set(found) - set(named), index_path, "does not name tensors that its files hold")
+    elsewhere = {name for name in named if named[name] != found[name]}
+    _refuse(elsewhere, index_path, "names the wrong file for")
     return found
+
+
+def _refuse(names: set[str], index_path: Path, problem: str) -> None:
+    if names:
+        more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+        raise ModelError(
+            f"{index_path} {problem}: {', '.join(sorted(names)[:6])}{more}", remedy=_DOWNLOAD_AGAIN
+        )
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -162,13 +210,30 @@ def _read_index(path: Path) -> dict[str, str]:
     return names
 
 
-def _read_file(path: Path, read: Callable[[Any, str], _T]) -> dict[str, _T]:
+def _names_in(path: Path) -> set[str]:
+    """Return the names of a file's tensors, which must be floating-point numbers."""
     if not path.is_file():
-        raise ModelError(f"model weights not found: {path}", remedy=_DOWNLOAD_AGAIN)
+        pickled = sorted(path.parent.glob("*.bin"))
+        remedy = "Convert the model to safetensors: files that run code when they are read are not."
+        raise ModelError(f"model weights not found: {path}", remedy=remedy if pickled else _DOWNLOAD_AGAIN)
+    with _opened(path) as file:
+        kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - no mapping
+    for name, kind in kinds.items():
+        if kind not in _FLOATS:
+            raise ModelError(
+                f"tensor {name} of {path} is of a type that weights are not read from",
+                got=kind,
+                limit=", ".join(_FLOATS),
+                remedy="Use the model before it was quantized, or a GGUF file of it.",
+            )
+    return set(kinds)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="numpy") as file:
-            names = file.keys()
-            return {name: read(file, name) for name in names}
+            yield file
     except SafetensorError as error:
         size_bytes = path.stat().st_size
         raise ModelError(

@@ -1,7 +1,6 @@
-"""What a model is: the sizes and constants of a Llama-family decoder, read from a Hugging Face `config.json`.
+"""What a model is: the sizes, constants and features of a decoder; a plain record of what is computed.
 
-A feature that the forward pass does not compute is refused by name here, because ignoring one (a rope
-scaling, a bias) gives wrong numbers without an error.
+It is read from a Hugging Face `config.json` by `hf_config`, which refuses by name what is not computed.
 """
 
 from __future__ import annotations
@@ -13,61 +12,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forebay.errors import ModelError
+from forebay.models import hf_config
+from forebay.models.experts import Experts
+from forebay.models.families import integer
+from forebay.models.layer_kinds import LayerKind
+from forebay.models.rope_scaling import RopeScaling
 
 CONFIG_FILE = "config.json"
-ANOTHER_FAMILY = "Choose a model of the Llama family: another architecture computes something else."
-_ANOTHER_MODEL = "Choose a model without it: computing it as if it were not there would give wrong numbers."
-_REQUIRED_VALUES: dict[str, tuple[object, ...]] = {
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
-    "hidden_act": ("silu", None),
-    "sliding_window": (None,),
-    "pretraining_tp": (1, None),
-    "quantization_config": (None,),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the context a model was pretrained on.
-
-    Args:
-        kind: `linear` divides every frequency by `factor`; `llama3` divides only the slow ones.
-        factor: The stretch, >= 1.
-        low_freq_factor: `llama3`: wavelengths above `original_max_position / low_freq_factor` are divided
-            whole.
-        high_freq_factor: `llama3`: wavelengths below `original_max_position / high_freq_factor` are kept.
-        original_max_position: `llama3`: the context of the pretraining, tokens.
-    """
-
-    kind: Literal["linear", "llama3"]
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
-
-    def to_hf(self) -> dict[str, Any]:
-        """Return the `rope_scaling` entry of a Hugging Face configuration."""
-        entry: dict[str, Any] = {"rope_type": self.kind, "factor": self.factor}
-        if self.kind == "llama3":
-            entry |= {
-                "low_freq_factor": self.low_freq_factor,
-                "high_freq_factor": self.high_freq_factor,
-                "original_max_position_embeddings": self.original_max_position,
-            }
-        return entry
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder-only transformer with grouped-query attention, rotary positions and SwiGLU.
+    """The shape of a decoder-only transformer with grouped-query attention and rotary positions.
 
     Args:
         vocab_size: Rows of the embedding and columns of the logits, padding rows included.
         num_real_tokens: Ids the tokenizer knows; ids from here to `vocab_size` are padding and have
             probability 0 in the sampler and in the learner.
         hidden_size: Width of the residual stream.
-        intermediate_size: Width of the feed-forward layer.
+        intermediate_size: Width of the feed-forward layer; with `experts`, theirs counts.
         num_layers: Number of blocks.
         num_heads: Query heads.
         num_kv_heads: Key and value heads; each serves `num_heads / num_kv_heads` query heads.
@@ -79,6 +42,18 @@ class ModelConfig:
         tie_word_embeddings: Whether the output head is the embedding.
         bos_id: Id that starts a text, or None.
         eos_ids: Ids that end a turn.
+        family: Whose names its files carry, a key of `families.FAMILIES`; nothing is computed from it.
+        pattern: Kinds of blocks: block i is of kind `pattern[i % len(pattern)]`.
+        activation: Of the feed-forward layer's gate.
+        attention_bias: Whether queries, keys and values have a bias.
+        head_norms: Whether queries and keys are normed, each head by itself, before they are rotated.
+        post_norms: Whether what attention and the feed-forward layer return is normed before it is added.
+        unit_offset_norms: Whether norms scale by 1 + weight.
+        scaled_embedding: Whether embeddings are multiplied by the root of `hidden_size`.
+        query_pre_attn_scalar: Scores are divided by its root; None: by that of `head_size`.
+        attention_softcap: Scores s become `cap * tanh(s / cap)`; None: they stay.
+        final_softcap: The same for logits.
+        experts: What each block has in place of one feed-forward layer; None: it has one.
 
     Raises:
         ModelError: Sizes that contradict one another.
@@ -99,9 +74,21 @@ class ModelConfig:
     tie_word_embeddings: bool = True
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    family: str = "llama"
+    pattern: tuple[LayerKind, ...] = (LayerKind(),)
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    attention_bias: bool = False
+    head_norms: bool = False
+    post_norms: bool = False
+    unit_offset_norms: bool = False
+    scaled_embedding: bool = False
+    query_pre_attn_scalar: int | float | None = None
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
+        for name in ("num_real_tokens", *hf_config.SIZES):
             if getattr(self, name) < 1:
                 raise ModelError(f"model {name} must be positive", got=getattr(self, name))
         if self.num_real_tokens > self.vocab_size:
@@ -119,31 +106,49 @@ class ModelConfig:
             raise ModelError(
                 "head_size must be even, because rotary positions pair channels", got=self.head_size
             )
+        for name in ("query_pre_attn_scalar", "attention_softcap", "final_softcap", "rms_norm_eps"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ModelError(f"model {name} must be positive", got=value)
+        for kind in self.pattern:
+            if kind.window is not None and kind.window < 1:
+                raise ModelError("a window must be positive", got=kind.window)
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """Kind of every block."""
+        return tuple(self.pattern[layer % len(self.pattern)] for layer in range(self.num_layers))
+
+    @property
+    def attention_scale(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        return float(self.query_pre_attn_scalar or self.head_size) ** -0.5
 
     @property
     def num_parameters(self) -> int:
         """Number of trained numbers."""
-        heads = 2 * self.num_heads + 2 * self.num_kv_heads
-        block = self.hidden_size * (heads * self.head_size + 3 * self.intermediate_size + 2)
+        heads = self.num_heads + 2 * self.num_kv_heads
+        wide = 3 * self.intermediate_size
+        if self.experts is not None:
+            wide = self.experts.number * (3 * self.experts.width + 1)
+        block = self.hidden_size * ((heads + self.num_heads) * self.head_size + wide)
+        block += self.hidden_size * (4 if self.post_norms else 2)
+        block += heads * self.head_size if self.attention_bias else 0
+        block += 2 * self.head_size if self.head_norms else 0
         embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
         return embeddings + self.num_layers * block + self.hidden_size
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the Hugging Face `config.json` object; `from_hf` reads it back unchanged."""
-        entry: dict[str, Any] = {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "torch_dtype": "float32",
-            "bos_token_id": self.bos_id,
-            "eos_token_id": self.eos_ids[0] if len(self.eos_ids) == 1 else list(self.eos_ids) or None,
-            "rope_scaling": self.rope_scaling.to_hf() if self.rope_scaling else None,
-        }
-        entry |= {hf_name: getattr(self, name) for name, hf_name in _HF_NAMES.items()}
-        if self.num_real_tokens != self.vocab_size:
-            entry["num_real_tokens"] = self.num_real_tokens
+        """Return the Hugging Face `config.json` object; `from_hf` reads it back unchanged.
+
+        Raises:
+            ModelError: The model computes something that no model of its family does.
+        """
+        entry = hf_config.write_entry(self)
+        if ModelConfig.from_hf(entry) != self:
+            raise ModelError(
+                f"no model of type {self.family} computes this, so its configuration cannot be written",
+                remedy="Change the family, or take out the feature that it does not have.",
+            )
         return entry
 
     @classmethod
@@ -151,66 +156,23 @@ class ModelConfig:
         """Read a Hugging Face configuration object.
 
         Args:
-            entry: The parsed `config.json`.
+            entry: The parsed `config.json`; of a model of text and images, the text model is read.
             num_real_tokens: Size of the tokenizer's vocabulary; by default what the entry says, else
                 `vocab_size`.
 
         Raises:
             ModelError: A missing key, a wrong type, or a feature that is not supported, named.
         """
-        _refuse_unsupported(entry)
-        values = dict(_OPTIONAL_HF_VALUES) | dict(entry)
-        heads = _integer(values, "num_attention_heads")
-        values.setdefault("num_key_value_heads", heads)
-        if values.get("head_dim") is None:
-            values["head_dim"] = _integer(values, "hidden_size") // heads
-        rope = values.get("rope_parameters") or {}
-        values["rope_theta"] = rope.get("rope_theta", values["rope_theta"])
-        real = num_real_tokens or values.get("num_real_tokens") or values.get("vocab_size")
-        eos = values.get("eos_token_id")
+        text = hf_config.text_entry(entry)
+        fields = hf_config.read_fields(text)
+        real = num_real_tokens or text.get("num_real_tokens") or fields["vocab_size"]
+        eos = text.get("eos_token_id")
         return cls(
-            **{name: _integer(values, _HF_NAMES[name]) for name in _SIZES if name in _HF_NAMES},
-            num_real_tokens=_integer({"num_real_tokens": real}, "num_real_tokens"),
-            rms_norm_eps=float(values["rms_norm_eps"]),
-            rope_theta=float(values["rope_theta"]),
-            rope_scaling=_rope_scaling(values.get("rope_scaling") or rope),
-            tie_word_embeddings=bool(values["tie_word_embeddings"]),
-            bos_id=values.get("bos_token_id"),
+            num_real_tokens=integer({"num_real_tokens": real}, "num_real_tokens"),
+            bos_id=text.get("bos_token_id"),
             eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+            **fields,
         )
-
-
-_HF_NAMES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "head_size": "head_dim",
-    "max_position": "max_position_embeddings",
-    "rms_norm_eps": "rms_norm_eps",
-    "rope_theta": "rope_theta",
-    "tie_word_embeddings": "tie_word_embeddings",
-}
-_SIZES = (
-    "vocab_size",
-    "num_real_tokens",
-    "hidden_size",
-    "intermediate_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_size",
-    "max_position",
-)
-# What transformers assumes for a llama entry that leaves the key out.
-_OPTIONAL_HF_VALUES = {
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
 
 
 def load_config(directory: Path, num_real_tokens: int | None = None) -> ModelConfig:
@@ -237,56 +199,3 @@ def load_config(directory: Path, num_real_tokens: int | None = None) -> ModelCon
     if not isinstance(entry, dict):
         raise ModelError(f"{path} must hold a JSON object", got=type(entry).__name__)
     return ModelConfig.from_hf(entry, num_real_tokens)
-
-
-def _integer(values: Mapping[str, Any], key: str) -> int:
-    value = values.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ModelError(f"model configuration needs an integer {key}", got=repr(value))
-    return value
-
-
-def _refuse_unsupported(entry: Mapping[str, Any]) -> None:
-    if entry.get("model_type") != "llama":
-        raise ModelError(
-            "unsupported model_type",
-            got=repr(entry.get("model_type")),
-            limit="'llama'",
-            remedy=ANOTHER_FAMILY,
-        )
-    for key, allowed in _REQUIRED_VALUES.items():
-        if entry.get(key) not in allowed:
-            raise ModelError(
-                f"unsupported model feature {key}",
-                got=repr(entry[key]),
-                limit=repr(allowed[0]),
-                remedy=_ANOTHER_MODEL,
-            )
-
-
-def _rope_scaling(entry: Mapping[str, Any]) -> RopeScaling | None:
-    kind = entry.get("rope_type", entry.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind not in ("linear", "llama3"):
-        raise ModelError(
-            "unsupported rope_scaling type", got=repr(kind), limit="'default', 'linear', 'llama3'"
-        )
-    needed = {
-        "linear": ("factor",),
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    }[kind]
-    missing = [key for key in needed if not isinstance(entry.get(key), int | float)]
-    if missing:
-        raise ModelError(
-            f"rope_scaling of type {kind} needs a number for {', '.join(missing)}", got=dict(entry)
-        )
-    if kind == "linear":
-        return RopeScaling("linear", float(entry["factor"]))
-    return RopeScaling(
-        "llama3",
-        float(entry["factor"]),
-        float(entry["low_freq_factor"]),
-        float(entry["high_freq_factor"]),
-        int(entry["original_max_position_embeddings"]),
-    )

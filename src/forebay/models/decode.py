@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, DTypeLike, Float, Int
 from forebay.models.attention import MASKED
 from forebay.models.config import ModelConfig
 from forebay.models.params import Params, cast, split_layers
-from forebay.models.rope import rotation
+from forebay.models.rope import rotations
 from forebay.models.sharding import UNSHARDED
 from forebay.models.transformer import block, embed, output_logits, output_table, rms_norm
 
@@ -130,15 +130,19 @@ def _run(
     seen: tuple[Array | None, Array],
 ) -> tuple[Float[Array, "R P D"], KVCache]:
     """Run all blocks; write keys and values at `where`, attend to the rows and tokens named by `seen`."""
-    turn = rotation(config, positions.reshape(-1))
+    turns = rotations(config, positions.reshape(-1))
     rows, visible = seen
+    visible_to = {kind: _within(visible, positions, kind.window) for kind in turns}
     slots, columns = where
-    x = embed(params["embedding"], tokens.reshape(-1), UNSHARDED)
+    x = embed(params["embedding"], tokens.reshape(-1), config, UNSHARDED)
+    # Idle slots are routed too: experts drop no token, so it changes nothing for the others.
+    is_real = jnp.ones(tokens.size, bool)
     written: list[tuple[Array, Array]] = []
-    for layer, *sides in zip(params["layers"], cache.keys, cache.values, strict=True):
+    kinds = config.layer_kinds
+    for kind, layer, *sides in zip(kinds, params["layers"], cache.keys, cache.values, strict=True):
 
         def attend(
-            q: Array, k: Array, v: Array, sides: list[Array] = sides
+            q: Array, k: Array, v: Array, sides: list[Array] = sides, visible: Array = visible_to[kind]
         ) -> tuple[Array, tuple[Array, ...]]:
             new = (heads.reshape(*tokens.shape, *heads.shape[1:]) for heads in (k, v))
             cached = tuple(
@@ -147,13 +151,22 @@ def _run(
             )
             read = (side if rows is None else side[rows] for side in cached)
             keys, values = (side[:, :, : visible.shape[-1]] for side in read)
-            mixed = _cached_attention(q.reshape(*tokens.shape, *q.shape[1:]), keys, values, visible)
+            mixed = _cached_attention(q.reshape(*tokens.shape, *q.shape[1:]), keys, values, visible, config)
             return mixed.reshape(q.shape), cached
 
-        x, pair = block(x, layer, config, turn, attend, UNSHARDED)
+        x, pair, _ = block(x, layer, config, turns[kind], attend, is_real, UNSHARDED)
         written.append(pair)
-    x = rms_norm(x, params["final_norm"], config.rms_norm_eps)
+    x = rms_norm(x, params["final_norm"], config)
     return x.reshape(*tokens.shape, -1), KVCache(*map(tuple, zip(*written, strict=True)))
+
+
+def _within(
+    visible: Bool[Array, "R P W"], positions: Int[Array, "R P"], window: int | None
+) -> Bool[Array, "R P W"]:
+    """Return which cached tokens a block with a window sees; the cache keeps the others, too."""
+    if window is None:
+        return visible
+    return visible & (jnp.arange(visible.shape[-1]) > positions[:, :, None] - window)
 
 
 def _cached_attention(
@@ -161,6 +174,7 @@ def _cached_attention(
     keys: Float[Array, "R N W K"],
     values: Float[Array, "R N W K"],
     visible: Bool[Array, "R P W"],
+    config: ModelConfig,
 ) -> Float[Array, "R P H K"]:
     """Mix cached values; float32 softmax, as in training."""
     num_rows, num_tokens, num_heads, head_size = q.shape
@@ -168,7 +182,10 @@ def _cached_attention(
     queries = grouped.reshape(num_rows, keys.shape[1], -1, head_size)
     scores = jnp.einsum("rnqk,rnwk->rnqw", queries, keys, preferred_element_type=jnp.float32)
     seen = jnp.tile(visible, (1, num_heads // keys.shape[1], 1))[:, None]
-    scores = jnp.where(seen, scores * head_size**-0.5, MASKED)
+    scores = scores * config.attention_scale
+    if config.attention_softcap is not None:
+        scores = config.attention_softcap * jnp.tanh(scores / config.attention_softcap)
+    scores = jnp.where(seen, scores, MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     mixed = jnp.einsum("rnqw,rnwk->rnqk", weights, values).reshape(grouped.shape)
     return mixed.transpose(0, 3, 1, 2, 4).reshape(q.shape)

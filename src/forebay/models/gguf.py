@@ -1,53 +1,57 @@
-"""GGUF models: configuration and tensors of a Llama-family decoder under their Hugging Face names.
+"""GGUF models: what a model is, read from the metadata of its file as a Hugging Face configuration says it.
 
-llama.cpp rotates neighboring channels where Hugging Face rotates channel i with channel i + K/2, so the rows
-of query and key projections come in another order, which is undone here.
+References:
+    llama.cpp, `src/llama-model.cpp`, `llama_model::load_hparams`, for keys that a file leaves out.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final, NoReturn
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
 from forebay.errors import ModelError
-from forebay.models.config import ANOTHER_FAMILY, ModelConfig, RopeScaling
-from forebay.models.gguf_file import GgufFile, check_gguf, read_tensors
-from forebay.models.hf import check_shapes
+from forebay.models.config import ModelConfig
+from forebay.models.frequencies import inverse_frequencies
+from forebay.models.gguf_file import GgufFile, read_tensor
+from forebay.models.gguf_tensors import ROPE_FACTORS
+from forebay.models.hf_config import ANOTHER_FAMILY, ANOTHER_MODEL
 
-ARCHITECTURE: Final = "llama"
-_ANOTHER_MODEL: Final = (
-    "Choose a model without it: computing it as if it were not there would give wrong numbers."
-)
 _ROWS: Final = "token_embd.weight"
-_NAMES: Final = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_BLOCK: Final = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # Keys of features that the forward pass does not compute, and the values that switch them off.
-_REFUSED: Final = {
-    "expert_count": (0,),
+_REFUSED: Final[dict[str, tuple[object, ...]]] = {
     "attention.sliding_window": (0,),
     "attention.clamp_kqv": (0.0,),
     "attention.scale": (),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "expert_count": (0,),
+    "expert_shared_count": (0,),
+    "leading_dense_block_count": (0,),
     "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (1.0,),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
     "logit_scale": (),
     "residual_scale": (),
     "embedding_scale": (),
     "use_parallel_residual": (False,),
 }
+
+
+class Architecture(NamedTuple):
+    """How an architecture of llama.cpp is said in a Hugging Face configuration.
+
+    Attributes:
+        model_type: Of Hugging Face.
+        read: Which of the refused keys it reads.
+        entry: Returns its own part of the configuration.
+    """
+
+    model_type: str
+    read: tuple[str, ...] = ()
+    entry: Callable[[_Keys], dict[str, Any]] = lambda keys: {}
 
 
 def gguf_config(file: GgufFile, num_real_tokens: int | None = None) -> ModelConfig:
@@ -64,93 +68,34 @@ def gguf_config(file: GgufFile, num_real_tokens: int | None = None) -> ModelConf
     keys = _Keys(file)
     keys.refuse_unsupported()
     num_heads = keys.integer("attention.head_count")
-    num_kv_heads = keys.integer("attention.head_count_kv", num_heads)
     hidden_size = keys.integer("embedding_length")
     head_size = keys.integer("attention.key_length", hidden_size // max(num_heads, 1))
     for name in ("attention.value_length", "rope.dimension_count"):
         keys.require(name, head_size)
     vocab_size = _num_rows(file)
     keys.require("vocab_size", vocab_size)
-    eos_id = file.metadata.get("tokenizer.ggml.eos_token_id")
-    return ModelConfig(
-        vocab_size=vocab_size,
-        num_real_tokens=num_real_tokens or vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=keys.integer("feed_forward_length"),
-        num_layers=keys.num_layers(len(file.tensors)),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
-        max_position=keys.integer("context_length"),
-        rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
-        rope_theta=keys.number("rope.freq_base", 10_000.0),
-        rope_scaling=keys.rope_scaling(),
-        tie_word_embeddings="output.weight" not in file.tensors,
-        bos_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_ids=() if eos_id is None else (eos_id,),
-    )
-
-
-def check_model_file(file: GgufFile, config: ModelConfig) -> None:
-    """Check that a file holds the tensors of a model, whole; none is read.
-
-    Raises:
-        ModelError: The file is cut short, or tensors are missing, unexpected or of another shape.
-        ConfigError: Tensors are quantized and the `gguf` package is not installed.
-    """
-    check_shapes({hf_name(name): tensor.shape for name, tensor in file.tensors.items()}, config)
-    check_gguf(file)
-
-
-def read_hf_tensors(file: GgufFile, config: ModelConfig) -> dict[str, np.ndarray]:
-    """Return the file's tensors, float32, under their Hugging Face names and in Hugging Face order.
-
-    Args:
-        file: The header.
-        config: The model.
-
-    Raises:
-        ModelError: The tensors are not those of the model, or the file is cut short.
-        ConfigError: Tensors are quantized and the `gguf` package is not installed.
-    """
-    check_model_file(file, config)
-    num_heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
-    tensors: dict[str, np.ndarray] = {}
-    for name, tensor in read_tensors(file).items():
-        match = _BLOCK.fullmatch(name)
-        heads = num_heads.get(match[2]) if match else None
-        tensors[hf_name(name)] = tensor if heads is None else unpermute(tensor, heads)
-    return tensors
-
-
-def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Return the rows of a query or key projection in Hugging Face order.
-
-    Row 2 i + j of a head (i < K/2, j < 2) becomes row i + j K/2.
-
-    Args:
-        rows: [H * K, D].
-        num_heads: H.
-
-    Example:
-        >>> unpermute(np.arange(8)[:, None], 2).ravel().tolist()
-        [0, 2, 1, 3, 4, 6, 5, 7]
-    """
-    return rows.reshape(num_heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
-
-
-def hf_name(name: str) -> str:
-    """Return the Hugging Face name of a GGUF tensor; a name that has none is returned as it is.
-
-    Example:
-        >>> hf_name("blk.3.attn_q.weight")
-        'model.layers.3.self_attn.q_proj.weight'
-    """
-    match = _BLOCK.fullmatch(name)
-    if match and match[2] in _NAMES:
-        return f"model.layers.{int(match[1])}.{_NAMES[match[2]]}.{match[3]}"
-    base, _, suffix = name.rpartition(".")
-    return f"{_NAMES[base]}.{suffix}" if base in _NAMES else name
+    entry = {
+        "model_type": keys.architecture.model_type,
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "num_hidden_layers": keys.num_layers(len(file.tensors)),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", num_heads),
+        "head_dim": head_size,
+        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": keys.number("rope.freq_base", 10_000.0),
+        "rope_scaling": keys.rope_scaling(),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
+        **keys.architecture.entry(keys),
+    }
+    config = ModelConfig.from_hf(entry, num_real_tokens)
+    if ROPE_FACTORS in file.tensors:
+        _check_rope_factors(file, config)
+    return config
 
 
 def _num_rows(file: GgufFile) -> int:
@@ -159,23 +104,34 @@ def _num_rows(file: GgufFile) -> int:
     return file.tensors[_ROWS].shape[0]
 
 
+def _check_rope_factors(file: GgufFile, config: ModelConfig) -> None:
+    """Check that frequencies are divided as Llama 3 divides them, by the factors that a file lists."""
+    listed = read_tensor(file, ROPE_FACTORS)
+    exponents = np.arange(0, config.head_size, 2, dtype=np.float64) / config.head_size
+    factors = config.rope_theta**-exponents / inverse_frequencies(config)
+    if listed.shape != factors.shape or not np.allclose(listed, factors, rtol=1e-3):
+        raise ModelError(
+            f"unsupported tensor {ROPE_FACTORS} in {file.path}: it divides frequencies as Llama 3 does not",
+            remedy="Use the model's Hugging Face directory, whose rope_scaling says how.",
+        )
+
+
 class _Keys:
     """The metadata of one architecture, by the part of the key after its name."""
 
     def __init__(self, file: GgufFile) -> None:
-        self._path, self._metadata = file.path, file.metadata
-        if self._metadata.get("general.architecture") != ARCHITECTURE:
+        self._file, self._path, self._metadata = file, file.path, file.metadata
+        self._name = str(self._metadata.get("general.architecture"))
+        if self._name not in ARCHITECTURES:
             raise ModelError(
                 f"unsupported general.architecture in {file.path}",
                 got=repr(self._metadata.get("general.architecture")),
-                limit=repr(ARCHITECTURE),
+                limit=", ".join(map(repr, ARCHITECTURES)),
                 remedy=ANOTHER_FAMILY,
             )
-        if "rope_freqs.weight" in file.tensors:
-            raise ModelError(
-                f"unsupported tensor rope_freqs.weight in {file.path}: frequencies stretched one by one",
-                remedy="Use the model's Hugging Face directory, whose rope_scaling says how.",
-            )
+        self.architecture = ARCHITECTURES[self._name]
+        if self._name == "llama" and self.get("expert_count"):
+            self.architecture = _MIXTRAL
         self.require_whole()
 
     def require_whole(self) -> None:
@@ -190,22 +146,29 @@ class _Keys:
     def refuse_unsupported(self) -> None:
         """Refuse features that the forward pass does not compute."""
         for name, harmless in _REFUSED.items():
-            value = self._get(name)
-            if value is not None and value not in harmless:
+            value = self.get(name)
+            if value is not None and value not in harmless and name not in self.architecture.read:
                 self._refuse(name, value, " or ".join(map(repr, harmless)) or "none")
 
-    def rope_scaling(self) -> RopeScaling | None:
-        """Return the stretch of the rotary wavelengths."""
-        kind = self._get("rope.scaling.type") or "none"
+    def rope_scaling(self) -> dict[str, Any] | None:
+        """Return the stretch of the rotary wavelengths, as Hugging Face says it."""
+        kind = self.get("rope.scaling.type") or "none"
         if kind == "none":
-            return None
-        if kind != "linear":
-            self._refuse("rope.scaling.type", kind, "'none' or 'linear'")
-        return RopeScaling("linear", self.number("rope.scaling.factor"))
+            return self._llama3() if ROPE_FACTORS in self._file.tensors else None
+        if kind not in ("linear", "yarn"):
+            self._refuse("rope.scaling.type", kind, "'none', 'linear' or 'yarn'")
+        entry: dict[str, Any] = {"rope_type": kind, "factor": self.number("rope.scaling.factor")}
+        if kind == "yarn":
+            entry |= {
+                "original_max_position_embeddings": self.integer("rope.scaling.original_context_length"),
+                "beta_fast": self.number("rope.scaling.yarn_beta_fast", 32.0),
+                "beta_slow": self.number("rope.scaling.yarn_beta_slow", 1.0),
+            }
+        return entry
 
     def integer(self, name: str, default: int | None = None) -> int:
         """Return a whole number."""
-        value = self._get(name, default)
+        value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool):
             # A list says that blocks differ from one another.
             self._refuse(name, value, "one integer")
@@ -220,28 +183,95 @@ class _Keys:
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return the shortest decimal that is the float32 in the file, as a `config.json` spells it."""
-        value = self._get(name, default)
+        value = self.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             self._refuse(name, value, "a number")
         return float(str(np.float32(value)))
 
     def require(self, name: str, expected: int) -> None:
         """Refuse a number that should be another one, if it is there at all."""
-        if self._get(name, expected) != expected:
-            self._refuse(name, self._get(name), expected)
+        if self.get(name, expected) != expected:
+            self._refuse(name, self.get(name), expected)
 
-    def _get(self, name: str, default: Any = None) -> Any:
-        return self._metadata.get(f"{ARCHITECTURE}.{name}", default)
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a value, or a default where the file leaves it out."""
+        return self._metadata.get(f"{self._name}.{name}", default)
+
+    def _llama3(self) -> dict[str, Any]:
+        """Return Llama 3's stretch, whose factor is that of the slowest channel; the file says no more."""
+        return {
+            "rope_type": "llama3",
+            "factor": float(read_tensor(self._file, ROPE_FACTORS).max()),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": self.integer("rope.scaling.original_context_length", 8192),
+        }
 
     def _refuse(self, name: str, got: object, limit: object) -> NoReturn:
-        key = f"{ARCHITECTURE}.{name}"
+        key = f"{self._name}.{name}"
         if got is None:
             raise ModelError(f"{self._path} has no {key}", remedy="Download the file again.")
         raise ModelError(
-            f"unsupported {key} in {self._path}", got=_short(got), limit=limit, remedy=_ANOTHER_MODEL
+            f"unsupported {key} in {self._path}", got=_short(got), limit=limit, remedy=ANOTHER_MODEL
         )
 
 
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _experts(keys: _Keys) -> dict[str, Any]:
+    entry = {"num_experts_per_tok": keys.integer("expert_used_count")}
+    if keys.architecture is _MIXTRAL:
+        return entry | {"num_local_experts": keys.integer("expert_count")}
+    return entry | {
+        "num_experts": keys.integer("expert_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # llama.cpp always does
+    }
+
+
+def _windows(keys: _Keys, num_layers_of_27b: int) -> dict[str, Any]:
+    """Return what Gemma computes and its files do not say: llama.cpp knows the largest by its layers."""
+    head_size = keys.integer("attention.key_length")
+    if keys.integer("block_count") == num_layers_of_27b:
+        head_size = keys.integer("embedding_length") // keys.integer("attention.head_count")
+    return {
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "query_pre_attn_scalar": head_size,
+    }
+
+
+def _gemma2(keys: _Keys) -> dict[str, Any]:
+    return {
+        **_windows(keys, 46),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(keys: _Keys) -> dict[str, Any]:
+    cap = keys.number("final_logit_softcapping", 0.0)
+    return {
+        **_windows(keys, 62),
+        "sliding_window_pattern": keys.integer("attention.sliding_window_pattern", 6),
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
+        "final_logit_softcapping": cap or None,
+    }
+
+
+_OF_EXPERTS: Final = ("expert_count",)
+_MIXTRAL: Final = Architecture("mixtral", _OF_EXPERTS, _experts)
+ARCHITECTURES: Final = {
+    "llama": Architecture("llama"),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "qwen3moe": Architecture("qwen3_moe", _OF_EXPERTS, _experts),
+    "gemma2": Architecture(
+        "gemma2",
+        ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"),
+        _gemma2,
+    ),
+    "gemma3": Architecture("gemma3_text", ("attention.sliding_window", "final_logit_softcapping"), _gemma3),
+}

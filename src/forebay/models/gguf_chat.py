@@ -55,7 +55,7 @@ def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
         # By this class transformers takes tokenizer.json as it is, whatever the type of the model.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": file.metadata.get("llama.context_length"),
+        "model_max_length": file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length"),
         **{name: tokens[token_id] for name, token_id in ids.items() if token_id is not None},
         "chat_template": _chat_template(file),
     }

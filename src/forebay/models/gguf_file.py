@@ -124,6 +124,21 @@ def read_tensors(file: GgufFile) -> dict[str, np.ndarray]:
     return {name: _read_tensor(file, name, data) for name in file.tensors}
 
 
+def read_tensor(file: GgufFile, name: str) -> np.ndarray:
+    """Return one tensor, float32, dequantized.
+
+    Args:
+        file: The header.
+        name: Its GGUF name.
+
+    Raises:
+        ModelError: A tensor has an unknown type, or the file is cut short.
+        ConfigError: Tensors are quantized and the `gguf` package is not installed.
+    """
+    check_gguf(file)
+    return _read_tensor(file, name, np.memmap(file.path, mode="r"))
+
+
 def _read_tensor(file: GgufFile, name: str, data: np.ndarray) -> np.ndarray:
     tensor = file.tensors[name]
     row_bytes, decode = _stored(file, name)

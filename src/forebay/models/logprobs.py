@@ -1,6 +1,9 @@
 """Log-probabilities of the tokens of packed rows; the one place where logits are shifted to their targets.
 
-Legend: B rows, T tokens, D model width, V vocabulary, C tokens of one chunk.
+Shifting is done on whole rows, before a shard takes its tokens and after what was computed of them is put
+together again: a target may lie in another shard.
+
+Legend: B rows, T tokens, S tokens of this shard, D model width, V vocabulary, C tokens of one chunk.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from forebay.models.config import ModelConfig
 from forebay.models.params import Params
 from forebay.models.settings import ComputeSettings
 from forebay.models.sharding import UNSHARDED, Axes
-from forebay.models.transformer import forward, output_logits, output_table
+from forebay.models.transformer import output_logits, output_table, token_states
 
 
 def token_logprobs(
@@ -47,7 +50,7 @@ def token_logprobs(
         logprobs: [B, T] float32, nats.
         entropy: [B, T] float32, nats, of the distribution that the token was drawn from.
     """
-    hidden = forward(params, config, tokens, segment_ids, positions, compute=compute, axes=axes)
+    hidden, _ = token_states(params, config, tokens, segment_ids, positions, compute=compute, axes=axes)
     return hidden_logprobs(
         params, config, hidden, tokens, segment_ids, temperature, compute=compute, axes=axes
     )
@@ -56,7 +59,7 @@ def token_logprobs(
 def hidden_logprobs(
     params: Params,
     config: ModelConfig,
-    hidden: Float[Array, "B T D"],
+    hidden: Float[Array, "S D"],
     tokens: Int[Array, "B T"],
     segment_ids: Int[Array, "B T"],
     temperature: Float[Array, "B T"],
@@ -69,28 +72,30 @@ def hidden_logprobs(
     Args:
         params: Parameter tree with stacked blocks; inside a `shard_map`, the local shards.
         config: The model.
-        hidden: [B, T, D], from `forward`.
-        tokens: [B, T] int32.
+        hidden: [S, D], from `token_states`.
+        tokens: [B, T] int32, whole rows, as the other two.
         segment_ids: [B, T] int32, 0 = padding.
         temperature: [B, T] float32, the temperature that the token was sampled with; <= 0 counts as 1.
         compute: The chunk of the loss.
         axes: Mesh axes this runs under.
     """
     table = output_table(params, hidden.dtype, axes)
-    next_temperature = _next(jnp.where(temperature > 0, temperature, 1.0))
-    logprobs, entropy = _chunked_scores(
-        hidden.reshape(-1, hidden.shape[-1]),
-        _next(tokens).reshape(-1),
-        next_temperature.reshape(-1),
+    targets = axes.own_tokens(_next(tokens))
+    temperatures = axes.own_tokens(_next(jnp.where(temperature > 0, temperature, 1.0)))
+    scores = _chunked_scores(
+        axes.enter(hidden),
+        targets.reshape(-1),
+        temperatures.reshape(-1),
         table,
         config,
         compute.loss_chunk_tokens,
         axes,
     )
-    return (
-        to_targets(logprobs.reshape(tokens.shape), segment_ids),
-        to_targets(entropy.reshape(tokens.shape), segment_ids),
+    logprobs, entropy = (
+        to_targets(axes.whole_rows(score.reshape(targets.shape), shared=True), segment_ids)
+        for score in scores
     )
+    return logprobs, entropy
 
 
 def to_targets(of_states: Float[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
@@ -127,10 +132,12 @@ def _chunked_scores(
     axes: Axes,
 ) -> tuple[Float[Array, " S"], Float[Array, " S"]]:
     """Score chunk by chunk; the backward pass recomputes each chunk's logits, so [S, V] never exists."""
+    # The table's gradients of all chunks are added in the type that it has here, whatever the computation's.
+    wide_table = table.astype(jnp.float32)
 
     @jax.checkpoint
     def chunk_scores(chunk: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-        return _scores(*chunk, table, config, axes)
+        return _scores(*chunk, wide_table.astype(table.dtype), config, axes)
 
     num_tokens = targets.shape[0]
     if num_tokens <= chunk_tokens:

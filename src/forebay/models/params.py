@@ -23,7 +23,8 @@ _INIT_STD = 0.02
 def init_params(config: ModelConfig, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
     """Draw a new model.
 
-    Norms are 1, projections into the residual stream N(0, 0.02 / sqrt(2 L)), the rest N(0, 0.02).
+    Norms scale by 1, biases are 0, projections into the residual stream N(0, 0.02 / sqrt(2 L)), the rest
+    N(0, 0.02).
 
     Args:
         config: The model.
@@ -35,19 +36,16 @@ def init_params(config: ModelConfig, key: Array, dtype: DTypeLike = jnp.float32)
     """
     params: Params = {}
     for number, parameter in enumerate(parameters_of(config)):
-        shape = parameter.shape(config)
-        if parameter.in_layers:
-            shape = (config.num_layers, *shape)
-        place(params, parameter, _draw(parameter, shape, jax.random.fold_in(key, number), config, dtype))
+        place(params, parameter, _draw(parameter, jax.random.fold_in(key, number), config, dtype))
     return params
 
 
-def _draw(
-    parameter: Parameter, shape: tuple[int, ...], key: Array, config: ModelConfig, dtype: DTypeLike
-) -> Array:
-    if len(parameter.axes) == 1:
-        return jnp.ones(shape, dtype)
-    into_residual = parameter.name in ("o_proj", "down_proj")
+def _draw(parameter: Parameter, key: Array, config: ModelConfig, dtype: DTypeLike) -> Array:
+    shape = parameter.stacked_shape(config)
+    if parameter.is_norm or parameter.is_bias:
+        is_one = parameter.is_norm and not config.unit_offset_norms
+        return jnp.full(shape, 1.0 if is_one else 0.0, dtype)
+    into_residual = parameter.name in ("o_proj", "down_proj", "expert_down")
     std = _INIT_STD / (2 * config.num_layers) ** 0.5 if into_residual else _INIT_STD
     return (std * jax.random.normal(key, shape)).astype(dtype)
 

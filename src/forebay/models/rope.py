@@ -1,4 +1,4 @@
-"""Rotary position embedding, with the frequency stretches of `RopeScaling`.
+"""Rotary position embedding.
 
 Legend: B rows, T tokens, H heads, K head size.
 """
@@ -8,10 +8,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
-from forebay.models.config import ModelConfig, RopeScaling
+from forebay.models.config import ModelConfig
+from forebay.models.frequencies import attention_factor, inverse_frequencies
+from forebay.models.layer_kinds import LayerKind
+
+_MODEL = LayerKind()
 
 
 class Rotation(NamedTuple):
@@ -21,35 +24,30 @@ class Rotation(NamedTuple):
     sin: Float[Array, "*B 1 half"]
 
 
-def inverse_frequencies(config: ModelConfig) -> np.ndarray:
-    """Return the angle per position of every channel pair, [K / 2] float32, radians.
-
-    Args:
-        config: Gives `head_size`, `rope_theta` and `rope_scaling`.
-
-    References:
-        Su et al. 2021, RoFormer, eq. 15; the llama3 stretch as in the Llama 3.1 reference code
-        (`apply_scaling`) and `transformers.modeling_rope_utils`.
-    """
-    exponents = np.arange(0, config.head_size, 2, dtype=np.float64) / config.head_size
-    frequencies = config.rope_theta**-exponents
-    scaling = config.rope_scaling
-    if scaling is None:
-        return frequencies.astype(np.float32)
-    if scaling.kind == "linear":
-        return (frequencies / scaling.factor).astype(np.float32)
-    return _llama3(frequencies, scaling).astype(np.float32)
-
-
-def rotation(config: ModelConfig, positions: Int[Array, "*B"]) -> Rotation:
+def rotation(config: ModelConfig, positions: Int[Array, "*B"], kind: LayerKind = _MODEL) -> Rotation:
     """Compute the rotation of every position.
 
     Args:
         config: The model.
         positions: [...] int32, position within the token's own sequence.
+        kind: The block.
     """
-    angles = positions[..., None, None].astype(jnp.float32) * inverse_frequencies(config)
-    return Rotation(jnp.cos(angles), jnp.sin(angles))
+    angles = positions[..., None, None].astype(jnp.float32) * inverse_frequencies(config, kind)
+    factor = attention_factor(config, kind)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return Rotation(cos, sin) if factor == 1.0 else Rotation(cos * factor, sin * factor)
+
+
+def rotations(config: ModelConfig, positions: Int[Array, "*B"]) -> dict[LayerKind, Rotation]:
+    """Compute the rotation of every position for each kind of block; kinds with the same base share it.
+
+    Args:
+        config: The model.
+        positions: [...] int32, position within the token's own sequence.
+    """
+    by_base = {kind.rope_theta: kind for kind in config.pattern}
+    turns = {base: rotation(config, positions, kind) for base, kind in by_base.items()}
+    return {kind: turns[kind.rope_theta] for kind in config.pattern}
 
 
 def rotate(heads: Float[Array, "*B H K"], by: Rotation) -> Float[Array, "*B H K"]:
@@ -57,10 +55,3 @@ def rotate(heads: Float[Array, "*B H K"], by: Rotation) -> Float[Array, "*B H K"
     first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * by.cos - second * by.sin, second * by.cos + first * by.sin], axis=-1)
     return turned.astype(heads.dtype)
-
-
-def _llama3(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-    turns = scaling.original_max_position * frequencies / (2 * np.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return frequencies * (kept + (1.0 - kept) / scaling.factor)

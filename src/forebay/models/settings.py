@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,8 +20,9 @@ class ComputeSettings(BaseModel):
         "none",
         description="What the backward pass recomputes: nothing, all but matrix products, or every block.",
     )
-    attention: Literal["auto", "dense", "blockwise"] = Field(
-        "auto", description="auto is blockwise on a CPU and dense elsewhere."
+    attention: Literal["auto", "dense", "blockwise", "splash", "fused"] = Field(
+        "auto",
+        description="auto is blockwise on a CPU, splash on a TPU and fused on a GPU; dense is the reference.",
     )
     attention_block_tokens: int = Field(64, ge=8, description="Tokens per block of blockwise attention.")
     loss_chunk_tokens: int = Field(
@@ -38,19 +40,28 @@ class MeshSettings(BaseModel):
 
     data: int = Field(1, ge=1, description="Copies of the parameters; each takes its share of the rows.")
     fsdp: int = Field(1, ge=1, description="Shards of the parameters; each also takes its share of the rows.")
+    context: int = Field(1, ge=1, description="Shards of the tokens of every row, for very long rows.")
     tensor: int = Field(
-        1, ge=1, description="Shards of the heads, the feed-forward width and the vocabulary."
+        1, ge=1, description="Shards of the heads, the feed-forward width, the vocabulary, and of tokens."
+    )
+    expert: int = Field(
+        1, ge=1, description="Shards of the experts; each also takes its share of the rows, as fsdp does."
     )
 
     @property
     def num_devices(self) -> int:
         """Number of devices that the mesh needs."""
-        return self.data * self.fsdp * self.tensor
+        return self.data * self.fsdp * self.context * self.tensor * self.expert
 
     @property
     def row_multiple(self) -> int:
         """Number that the rows of every bucket must be a multiple of."""
-        return self.data * self.fsdp
+        return self.data * self.fsdp * self.expert
+
+    @property
+    def length_multiple(self) -> int:
+        """Number that the length of every bucket must be a multiple of."""
+        return self.tensor if self.context == 1 else math.lcm(2 * self.context, self.context * self.tensor)
 
 
 class ModelSettings(BaseModel):
@@ -74,4 +85,13 @@ class ModelSettings(BaseModel):
     max_position: int = Field(512, ge=16, description="New model: longest sequence, tokens.")
     vocab_multiple: int = Field(
         16, ge=1, description="New model: the vocabulary is padded to a multiple of this."
+    )
+    router_aux_coef: float | None = Field(
+        None,
+        ge=0,
+        description="Mixture of experts: weight of the load-balancing loss. None: 0 in reinforcement "
+        "learning, what the model's own config.json says in supervised training.",
+    )
+    router_z_coef: float = Field(
+        0.0, ge=0, description="Mixture of experts: weight of the z-loss, which keeps router logits small."
     )

@@ -3,7 +3,7 @@
 It lives in the parameter tree of the train state beside the model's own parameters, whose table
 (`layout.PARAMETERS`) does not know it: what is published, exported or loaded has none.
 
-Legend: B rows, T tokens, D model width.
+Legend: B rows, T tokens, S tokens of this shard, D model width.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def without_value_head(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def state_values(
-    params: Params, hidden: Float[Array, "B T D"], axes: Axes = UNSHARDED
+    params: Params, hidden: Float[Array, "S D"], shape: tuple[int, int], axes: Axes = UNSHARDED
 ) -> Float[Array, "B T"]:
     """Return the value of the state after each position, by position: what is still to be gained there.
 
@@ -62,11 +62,13 @@ def state_values(
 
     Args:
         params: Parameter tree with a value head; inside a `shard_map`, the local shards.
-        hidden: [B, T, D], the normed last hidden state, from `forward`.
+        hidden: [S, D], the normed last hidden state, from `token_states`.
+        shape: (B, T) of the whole rows.
         axes: Mesh axes this runs under.
 
     Returns:
         [B, T] float32, in units of return.
     """
-    weight = axes.gather(jnp.asarray(params[WEIGHT.name], jnp.float32), WEIGHT)
-    return jnp.einsum("btd,d->bt", hidden.astype(jnp.float32), weight) + params[BIAS]
+    weight = axes.gather(jnp.asarray(params[WEIGHT.name]), WEIGHT, jnp.float32)
+    own = axes.all_tokens(hidden.astype(jnp.float32) @ weight + params[BIAS])
+    return axes.whole_rows(own.reshape(shape[0], -1), shared=True)

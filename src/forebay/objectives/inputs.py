@@ -79,6 +79,7 @@ class LossSums(NamedTuple):
         sequence_weight_sum: Sum over sequences of the product of off-policy ratios, clamped.
         sequence_weight_sq_sum: Sum of their squares.
         reference_k3_sum: Sum of the k3 estimate of KL(current || reference), nats; 0 without a penalty.
+        gain_sum: Sum of (current / behavior - 1) times the advantage; the ratio counts up to 5.
         value_loss: Contribution to the batch's value loss, weighted and divided likewise; 0 without a critic.
     """
 
@@ -104,6 +105,7 @@ class LossSums(NamedTuple):
     sequence_weight_sum: Array
     sequence_weight_sq_sum: Array
     reference_k3_sum: Array
+    gain_sum: Array
     value_loss: Array
 
 
@@ -134,6 +136,8 @@ class Diagnostics:
         log_ratio_product: Mean over sequences of the log of the product of ratios, nats.
         geometric_ratio: Geometric mean of the off-policy ratio, sequences weighing the same.
         reference_kl: Estimate (k3) of KL(current || reference) per token, nats; 0 without a penalty.
+        gain: What the policy has gained since it sampled the batch, as far as its advantages tell: reward per
+            token, to first order.
         value_loss: The batch's value loss, as it is added to the other; 0 without a critic.
     """
 
@@ -158,6 +162,7 @@ class Diagnostics:
     log_ratio_product: float
     geometric_ratio: float
     reference_kl: float
+    gain: float
     value_loss: float
 
 
@@ -197,6 +202,7 @@ def summarize(sums: LossSums) -> Diagnostics:
         log_ratio_product=_share(s.log_product_sum, s.sequences),
         geometric_ratio=math.exp(_share(s.log_geometric_sum, s.sequences)),
         reference_kl=_share(s.reference_k3_sum, s.tokens),
+        gain=_share(s.gain_sum, s.tokens),
         value_loss=s.value_loss,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -16,6 +18,9 @@ from forebay.objectives.ratios import (
     sequence_log_product,
 )
 from forebay.objectives.surrogate import PolicyTokens, SurrogateTerms
+
+# One token that became a thousand times likelier must not outweigh a batch.
+_LOG_GAIN_CAP = math.log(5.0)
 
 
 def measure(
@@ -69,6 +74,7 @@ def measure(
         sequence_weight_sum=jnp.sum(sequence_weight),
         sequence_weight_sq_sum=jnp.sum(sequence_weight**2),
         reference_k3_sum=_reference_k3_sum(tokens),
+        gain_sum=_total(jnp.expm1(jnp.minimum(off_policy, _LOG_GAIN_CAP)) * tokens.advantages, mask),
         value_loss=jnp.zeros((), jnp.float32),
     )
 

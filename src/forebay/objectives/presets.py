@@ -18,6 +18,7 @@ PresetName = Literal[
     "dapo",
     "gspo",
     "cispo",
+    "decoupled",
     "areal",
     "dppo",
     "topr",
@@ -91,6 +92,20 @@ PRESETS: dict[str, Preset] = {
             **_NO_REJECTION,
         },
         "https://arxiv.org/abs/2506.13585",
+    ),
+    "decoupled": Preset(
+        {"loss": "decoupled_ppo"},
+        {
+            "clip_low": 0.2,
+            "clip_high": 0.28,
+            "correction": "token_tis",
+            "tis_cap": 2.0,
+            "advantage": "group_mean",
+            "reduction": "token",
+            "geometric_low": 0.5,
+            "geometric_high": 2.0,
+        },
+        "https://arxiv.org/abs/2110.00641",
     ),
     "areal": Preset(
         {"loss": "decoupled_ppo", "proximal": "recomputed"},

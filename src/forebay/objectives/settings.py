@@ -43,9 +43,9 @@ class ObjectiveSettings(BaseModel):
         " objectives.",
     )
     loss: Literal["decoupled_ppo", "ppo_clip", "cispo", "dppo", "topr", "reinforce", "cross_entropy"] = Field(
-        "decoupled_ppo",
-        description="decoupled_ppo clips against the proximal policy and corrects staleness by a weight;"
-        " ppo_clip clips against the behavior policy; cispo clips the weight and trains every token; dppo"
+        "ppo_clip",
+        description="ppo_clip clips against the behavior policy; decoupled_ppo clips against the proximal"
+        " policy and corrects staleness by a weight; cispo clips the weight and trains every token; dppo"
         " stops where a probability has moved by tv_limit; topr imitates what went well and weighs what went"
         " badly; reinforce weighs log-likelihood by advantage; cross_entropy imitates (supervised warm"
         " start).",
@@ -62,13 +62,13 @@ class ObjectiveSettings(BaseModel):
         " the geometric mean a turn of an episode, or a sequence (GSPO).",
     )
     clip_low: float = Field(
-        0.2,
+        0.5,
         gt=0,
         le=1,
         description="The ratio, or cispo's weight, is clipped below at 1 - clip_low; 1: no bound.",
     )
     clip_high: float = Field(
-        0.28, gt=0, description="The ratio, or cispo's weight, is clipped above at 1 + clip_high."
+        1.0, gt=0, description="The ratio, or cispo's weight, is clipped above at 1 + clip_high."
     )
     dual_clip: float | None = Field(
         None,

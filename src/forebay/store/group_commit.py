@@ -27,9 +27,11 @@ class Operation:
 
     Args:
         call: Reads and writes a transaction.
+        durable: Whether its caller waits until power loss cannot undo it.
     """
 
-    def __init__(self, call: Callable[[Txn], Any]) -> None:
+    def __init__(self, call: Callable[[Txn], Any], *, durable: bool = True) -> None:
+        self.durable = durable
         self.value: Any = None
         self.error: BaseException | None = None
         self._call = call

@@ -200,8 +200,8 @@ def close_if_done(ledger: Ledger, group: Group) -> bool:
 
 
 def _has_unfinished(group: Group) -> bool:
-    # Asked for each result of a group: the first member that is still at work settles it.
-    return any(member.state in ("free", "leased") for member in group.members)
+    # Asked for each result of a group; results tend to arrive in order, so the last are still at work.
+    return any(member.state in ("free", "leased") for member in reversed(group.members))
 
 
 def drop(ledger: Ledger, group: Group, kind: str, reason: str) -> None:

@@ -82,11 +82,16 @@ class Engine(Protocol):
         """Run `operation` on a consistent snapshot."""
         ...
 
-    def write(self, operation: Callable[[Txn], T]) -> T:
+    def write(self, operation: Callable[[Txn], T], *, durable: bool = True) -> T:
         """Run `operation` atomically and return once it is durable; if it raises, nothing was changed.
 
+        Args:
+            operation: Reads and writes.
+            durable: False for what power loss may undo: then it is durable with the next that is.
+
         Raises:
-            StoreError: The disk is full, or the engine failed; nothing was changed.
+            StoreError: The disk is full; nothing was changed. Or it failed: then nobody can tell, and every
+                later write of this process is refused.
         """
         ...
 

@@ -3,6 +3,11 @@
 One environment a process; its writers commit together. Reads are snapshots and copy what they return, so
 that no reader pins pages. Freed pages are used again; a map that becomes too small is doubled. A lock that a
 killed writer held is taken over; the slots of killed readers are cleared.
+
+A commit writes its pages, waits for them, and writes the page that points to them. Only that is done under
+the lock which all processes share. The process then waits for the last page by itself, and answers nobody
+before: the next commit, of whichever process, waits for everything written before it, so that power loss
+takes at most what was not yet answered.
 """
 
 from __future__ import annotations
@@ -78,11 +83,14 @@ class LmdbEngine:
         self._env.reader_check()
         lengthen(path, self._env)
         self._data = DataFile(path)
-        self._files = SideFiles(path / "payloads", sync=settings.durability == "fsync")
+        self._syncs = settings.durability == "fsync"
+        self._files = SideFiles(path / "payloads", sync=self._syncs)
         # Held by every read, and while the map is resized: lmdb allows no transaction then.
         self._reading = threading.Lock()
         self._num_users = 1
         self._num_commits = 0
+        self._is_failed = False
+        self._discarded: list[str] = []
         self._committer = Committer(self._commit)
         self._files.sweep(lambda: self.read(_side_files_in_use))
 
@@ -116,16 +124,16 @@ class LmdbEngine:
         except lmdb.ReadersFullError:
             self._env.reader_check()
         except lmdb.Error as error:
-            raise self._explain(error) from error
+            raise _explained(error, self._path, self._env) from error
         try:
             return self._read_once(operation)
         except lmdb.Error as error:
-            raise self._explain(error) from error
+            raise _explained(error, self._path, self._env) from error
 
-    def write(self, operation: Callable[[Txn], T]) -> T:
+    def write(self, operation: Callable[[Txn], T], *, durable: bool = True) -> T:
         """Run `operation` with others in one commit; return once it is durable."""
         self._check_process()
-        value: T = self._committer.submit(Operation(operation))
+        value: T = self._committer.submit(Operation(operation, durable=durable))
         return value
 
     def stage(self, frame: bytes) -> str:
@@ -134,7 +142,8 @@ class LmdbEngine:
 
     def unstage(self, name: str) -> None:
         """Remove a side file that nothing refers to."""
-        self._files.remove(name)
+        if not self._is_failed:  # else its commit may be on the disk all the same
+            self._files.remove(name)
 
     def close(self) -> None:
         """Close the environment once its last user is gone."""
@@ -169,6 +178,7 @@ class LmdbEngine:
             batch.extend(iter(take, None))
             for operation in batch:
                 self._commit_alone(operation)
+        self._make_durable(batch)
         self._num_commits += 1
         if self._num_commits % _COMMITS_BETWEEN_CHECKS == 0:
             self._env.reader_check()
@@ -187,7 +197,7 @@ class LmdbEngine:
                 txn.finish()
         except (lmdb.Error, DamagedError):
             return False
-        txn.remove_discarded()
+        self._discarded += txn.discarded
         return True
 
     def _commit_alone(self, operation: Operation) -> None:
@@ -196,7 +206,7 @@ class LmdbEngine:
             self._try_alone(operation)
         if isinstance(operation.error, lmdb.Error):
             cause = operation.error
-            operation.error = self._explain(cause)
+            operation.error = _explained(cause, self._path, self._env)
             operation.error.__cause__ = cause
 
     def _try_alone(self, operation: Operation) -> None:
@@ -211,9 +221,28 @@ class LmdbEngine:
             finally:
                 raw.abort()
         if operation.error is None and txn is not None:
-            txn.remove_discarded()
+            self._discarded += txn.discarded
+
+    def _make_durable(self, batch: list[Operation]) -> None:
+        """Wait for what was committed, while others commit; then remove the files it no longer names."""
+        discarded, self._discarded = self._discarded, []
+        if self._syncs and (discarded or any(each.durable and each.error is None for each in batch)):
+            try:
+                self._env.sync(True)
+            except lmdb.Error as error:
+                self._is_failed = True
+                for operation in batch:
+                    operation.error = operation.error or _explained(error, self._path, self._env)
+                return
+        for name in discarded:
+            self._files.remove(name)
 
     def _begin(self) -> Any:
+        if self._is_failed:
+            raise DamagedError(
+                f"the disk of the store in {self._path} failed to keep a commit",
+                remedy="Check it, and start again: nothing that was acknowledged is lost.",
+            )
         self._data.check()
         try:
             return self._env.begin(write=True)
@@ -233,27 +262,6 @@ class LmdbEngine:
         with self._reading:
             self._env.set_mapsize(map_bytes)
 
-    def _explain(self, error: lmdb.Error) -> StoreError:
-        if isinstance(error, lmdb.MapFullError):
-            return StoreError(
-                f"the store in {self._path} is full, and its map cannot grow",
-                got=f"{self._env.info()['map_size']} bytes mapped",
-                remedy="Nothing was lost; raise the limit of virtual memory (ulimit -v).",
-            )
-        # lmdb reports a short write, which is how a disk becomes full, as an input/output error.
-        if isinstance(error, lmdb.DiskError) or str(error).endswith(_WRITE_FAILURES):
-            return StoreError(
-                f"the disk of the store in {self._path} is full, or fails: {error}",
-                got=f"{shutil.disk_usage(self._path).free} bytes free",
-                remedy="Free space on it; nothing was lost, the call can be made again.",
-            )
-        if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError)):
-            return DamagedError(
-                f"the file of the store in {self._path} is damaged: {error}",
-                remedy="Check its disk; restore the store from a copy, or start a new run.",
-            )
-        return StoreError(f"the store in {self._path} failed: {error}")
-
 
 class LmdbTxn:
     """A transaction of lmdb, as the rules see it.
@@ -264,12 +272,13 @@ class LmdbTxn:
 
     Attributes:
         shared: What the operations of one commit leave for one another.
+        discarded: Side files to be removed once it is durable.
     """
 
     def __init__(self, txn: Any, files: SideFiles) -> None:
         self.shared: Any = None
+        self.discarded: list[str] = []
         self._txn, self._files = txn, files
-        self._discarded: list[str] = []
         self._last_calls: list[Callable[[], None]] = []
 
     def get(self, key: bytes) -> bytes | None:
@@ -311,7 +320,7 @@ class LmdbTxn:
 
     def discard_file(self, name: str) -> None:
         """Remove a side file once this transaction is durable."""
-        self._discarded.append(name)
+        self.discarded.append(name)
 
     def before_commit(self, call: Callable[[], None]) -> None:
         """Call `call` once the last operation of this commit has run."""
@@ -325,17 +334,12 @@ class LmdbTxn:
         # What was shared refers to this transaction: a circle would wait for the garbage collector.
         self.shared = None
 
-    def remove_discarded(self) -> None:
-        """Remove the side files that were discarded; for after the commit."""
-        for name in self._discarded:
-            self._files.remove(name)
-
 
 def _open_environment(path: Path, settings: StoreSettings) -> Any:
     sync = settings.durability == "fsync"
     try:
         return lmdb.open(
-            str(path), map_size=settings.map_bytes, sync=sync, metasync=sync, max_readers=MAX_READERS
+            str(path), map_size=settings.map_bytes, sync=sync, metasync=False, max_readers=MAX_READERS
         )
     except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError) as error:
         raise StoreVersionError(f"{path} is not a store of this version: {error}") from error
@@ -348,6 +352,28 @@ def _open_environment(path: Path, settings: StoreSettings) -> Any:
             f"cannot open the store in {path}: {error}",
             remedy="Check its permissions; if memory cannot be mapped, lower store.map_bytes.",
         ) from error
+
+
+def _explained(error: lmdb.Error, path: Path, env: Any) -> StoreError:
+    if isinstance(error, lmdb.MapFullError):
+        return StoreError(
+            f"the store in {path} is full, and its map cannot grow",
+            got=f"{env.info()['map_size']} bytes mapped",
+            remedy="Nothing was lost; raise the limit of virtual memory (ulimit -v).",
+        )
+    # lmdb reports a short write, which is how a disk becomes full, as an input/output error.
+    if isinstance(error, lmdb.DiskError) or str(error).endswith(_WRITE_FAILURES):
+        return StoreError(
+            f"the disk of the store in {path} is full, or fails: {error}",
+            got=f"{shutil.disk_usage(path).free} bytes free",
+            remedy="Free space on it; nothing was lost, the call can be made again.",
+        )
+    if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError)):
+        return DamagedError(
+            f"the file of the store in {path} is damaged: {error}",
+            remedy="Check its disk; restore the store from a copy, or start a new run.",
+        )
+    return StoreError(f"the store in {path} failed: {error}")
 
 
 def _can_map(num_bytes: int) -> bool:

@@ -26,7 +26,7 @@ class MemoryEngine:
         with self._lock:
             return operation(_MemoryTxn(self._values, self._keys))
 
-    def write(self, operation: Callable[[Txn], T]) -> T:
+    def write(self, operation: Callable[[Txn], T], *, durable: bool = True) -> T:
         """Run `operation`; undo what it wrote if it raises."""
         with self._lock:
             txn = _MemoryTxn(self._values, self._keys)

@@ -2,7 +2,8 @@
 
 Actors see `TaskSource` and `TrajectorySink`; the learner sees `TaskSink` and `TrajectorySource`. Every verb
 is atomic and durable when it returns (at the engine's durability level), and safe to call again after a
-crash. Calls block for at most a disk write; an event loop calls them through a thread.
+crash. Who holds what alone may be forgotten with power loss (claims, renewals, what the learner has taken):
+the holders go with it. Calls block for at most a disk write; an event loop calls them through a thread.
 """
 
 from __future__ import annotations

@@ -50,11 +50,16 @@ class RuleStore:
         self.settle_expired()
         if max_slots <= 0 or not self._read(leases.has_claimable):
             return ()
-        return self._write(lambda ledger: leases.claim(ledger, max_slots, ttl_s, actor, version))
+        # Power loss ends a lease together with the process that holds it, so nobody waits for the disk.
+        return self._write(
+            lambda ledger: leases.claim(ledger, max_slots, ttl_s, actor, version), durable=False
+        )
 
     def heartbeat(self, slots: Sequence[Slot], *, ttl_s: float) -> tuple[Slot, ...]:
         """Renew leases; see `TaskSource.heartbeat`."""
-        return self._write(lambda ledger: leases.heartbeat(ledger, slots, ttl_s)) if slots else ()
+        if not slots:
+            return ()
+        return self._write(lambda ledger: leases.heartbeat(ledger, slots, ttl_s), durable=False)
 
     def fail(self, slot: Slot, *, reason: str) -> None:
         """End an attempt; see `TaskSource.fail`."""
@@ -62,7 +67,7 @@ class RuleStore:
 
     def release_slot(self, slot: Slot) -> None:
         """Give a slot back; see `TaskSource.release_slot`."""
-        self._write(lambda ledger: leases.release_slot(ledger, slot))
+        self._write(lambda ledger: leases.release_slot(ledger, slot), durable=False)
 
     def put(self, trajectory: Trajectory, slot: Slot) -> Receipt:
         """Store a result; see `TrajectorySink.put`."""

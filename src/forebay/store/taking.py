@@ -17,8 +17,8 @@ _PAUSE_TO_LOOK = 4.0
 
 
 def settle_expired(transactions: Transactions) -> int:
-    """Apply what has expired; writes only if something has."""
-    return transactions.write(settle_due) if transactions.read(has_due) else 0
+    """Apply what has expired; writes only if something has. Undone by power loss, it expires again."""
+    return transactions.write(settle_due, durable=False) if transactions.read(has_due) else 0
 
 
 def take_groups(
@@ -81,7 +81,10 @@ def _seize(transactions: Transactions, incarnation: int, seen: Look) -> tuple[Ta
         transactions.write(_quarantining(group_id, reasons))
     if broken:
         return None
-    done = transactions.write(lambda ledger: seize(ledger, incarnation, choice.take, choice.stale))
+    # Power loss ends this learner too; the next one frees what it held, and finds stale what is stale.
+    done = transactions.write(
+        lambda ledger: seize(ledger, incarnation, choice.take, choice.stale), durable=False
+    )
     return tuple(group for group, _ in decoded) if done else None
 
 

@@ -38,8 +38,8 @@ class Transactions:
         now_s = self.clock.wall_s()
         return self.engine.read(lambda txn: rule(Ledger(txn, self.settings, now_s)))
 
-    def write(self, rule: Callable[[Ledger], T]) -> T:
-        """Run a rule atomically; if it raises, nothing was changed."""
+    def write(self, rule: Callable[[Ledger], T], *, durable: bool = True) -> T:
+        """Run a rule atomically; if it raises, nothing was changed. See `Engine.write`."""
         now_s = self.clock.wall_s()
 
         def operation(txn: Txn) -> T:
@@ -50,7 +50,7 @@ class Transactions:
             ledger.now_s, ledger.settings = now_s, self.settings
             return rule(ledger)
 
-        return self.engine.write(operation)
+        return self.engine.write(operation, durable=durable)
 
 
 def _is_ours(txn: Txn, run_id: str) -> bool:

@@ -61,7 +61,7 @@ def digest_of(tensors: Mapping[str, npt.NDArray[Any]]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name}\0{dtype_name(name, tensor)}\0{list(tensor.shape)}\0".encode())
-        digest.update(_bytes_of(tensor))
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 
@@ -98,7 +98,7 @@ def encode(tensors: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes | memoryvi
     header += b" " * (-(len(header) + 8) % 64)
     yield len(header).to_bytes(8, "little") + header
     for name in names:
-        yield _bytes_of(tensors[name])
+        yield bytes_of(tensors[name])
 
 
 def decode(data: npt.NDArray[np.uint8], source: str) -> Tensors:
@@ -127,6 +127,11 @@ def decode(data: npt.NDArray[np.uint8], source: str) -> Tensors:
     return {name: _view(body, entry, name, source) for name, entry in entries.items()}
 
 
+def bytes_of(tensor: npt.NDArray[Any]) -> memoryview:
+    """Return the bytes of a tensor in C order; a view where it lies like that."""
+    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
+
+
 def _view(body: npt.NDArray[np.uint8], entry: _Entry, name: str, source: str) -> npt.NDArray[Any]:
     start, stop = entry.data_offsets
     dtype = _DTYPES.get(entry.dtype)
@@ -139,7 +144,3 @@ def _view(body: npt.NDArray[np.uint8], entry: _Entry, name: str, source: str) ->
             limit=f"{entry.dtype}{list(entry.shape)}",
         )
     return np.frombuffer(body, dtype, math.prod(entry.shape), start).reshape(entry.shape)
-
-
-def _bytes_of(tensor: npt.NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data

@@ -115,3 +115,15 @@ def test_batches_are_drawn_group_by_group() -> None:
     }
     with pytest.raises(ConfigError, match="no group"):
         sample_batches([], 2, 1, seed=0)
+
+
+def test_row_lengths_are_cut_evenly_too() -> None:
+    settings = BatchingSettings(rows=2, max_length=480, max_programs=8, min_row_length=20)
+    ladder = build_ladder(settings, 2, length_multiple=24)
+    assert len(ladder) > 2
+    assert all(bucket.length % 120 == 0 for bucket in ladder)
+    measured = measured_ladder([[100] * 6, [130] * 3], settings, 2, 24)
+    assert len(measured) > 1
+    assert all(bucket.length % 120 == 0 for bucket in measured)
+    with pytest.raises(ConfigError, match=r"got 480 tokens, limit a multiple of 64"):
+        build_ladder(settings, 2, length_multiple=64)

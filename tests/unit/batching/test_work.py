@@ -9,7 +9,7 @@ import pytest
 from forebay.batching.batch import FlatSequences, lay_out
 from forebay.batching.packing import Bucket, plan_packing
 from forebay.batching.work import Work, executed_work, fewest_slots, needed_work, padded_ratio
-from forebay.models.blockwise import _visible_blocks
+from forebay.models.visibility import Places, visible_blocks
 
 LADDER = (Bucket(2, 40), Bucket(1, 40), Bucket(1, 24))
 LENGTHS = [17, 3, 9, 25, 8, 8, 1, 30, 12]
@@ -45,8 +45,10 @@ def test_pairs_are_those_of_the_blocks_that_attention_visits(block_tokens: int) 
     for bucket in packing.buckets:
         rows = segments[start : start + bucket.slots].reshape(bucket)
         padded = np.pad(rows, ((0, 0), (0, -bucket.length % block_tokens)))
-        first, last = _visible_blocks(jnp.asarray(padded), block_tokens)
-        visited += int((last - first).sum())
+        index = np.arange(padded.shape[1]).reshape(-1, block_tokens)
+        for row in padded:
+            places = Places(jnp.asarray(row.reshape(index.shape)), jnp.asarray(index))
+            visited += int(visible_blocks(places, places, None).sum())
         start += bucket.slots
     assert executed_work(LENGTHS, packing, block_tokens) == Work(packing.num_slots, visited * block_tokens**2)
 

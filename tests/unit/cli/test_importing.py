@@ -56,7 +56,7 @@ def test_a_run_starts_from_a_file_as_from_its_directory(gguf: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("architecture", "named"),
-    [("gpt2", "got 'gpt2', limit 'llama'"), ("mamba", "got 'mamba'"), ("qwen2", "got 'qwen2'")],
+    [("gpt2", "got 'gpt2', limit 'llama'"), ("mamba", "got 'mamba'"), ("phi3", "got 'phi3'")],
 )
 def test_a_file_of_another_architecture_is_refused(tmp_path: Path, architecture: str, named: str) -> None:
     tensors = gguf_files.tensors_of("tiny-vocab40")

@@ -23,7 +23,12 @@ def parts(*overrides: str) -> LearnerParts:
         (("objective.preset=impala",), [ProximalLogprobs, Critic]),
         (("objective.preset=areal",), [ProximalLogprobs]),
         (
-            ("objective.advantage=gae", "objective.proximal=recomputed", "batching.epochs=2"),
+            (
+                "objective.loss=decoupled_ppo",
+                "objective.advantage=gae",
+                "objective.proximal=recomputed",
+                "batching.epochs=2",
+            ),
             [ProximalLogprobs, Critic],
         ),
     ],

@@ -37,5 +37,5 @@ def test_a_reference_that_never_differs_is_refused_with_the_configuration() -> N
     overrides = ["objective.kl_coef=0.1", "reference.update_every=1"]
     with pytest.raises(ConfigError, match="the penalty 0"):
         load_config(None, overrides)
-    load_config(None, [*overrides, "batching.epochs=2", "objective.proximal=recomputed"])
+    load_config(None, [*overrides, "batching.epochs=2"])
     load_config(None, [*overrides, "objective.kl_coef=0"])

@@ -81,7 +81,7 @@ def test_a_run_may_be_moved(tmp_path: Path) -> None:
         assert directory.resumed
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "qwen2", "mamba", None])
+@pytest.mark.parametrize("model_type", ["gpt2", "phi3", "mamba", None])
 def test_a_checkpoint_of_another_architecture_is_refused_as_that(
     tmp_path: Path, model_type: str | None
 ) -> None:

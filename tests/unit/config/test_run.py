@@ -23,7 +23,10 @@ def refusal(*overrides: str) -> str:
     [
         ("environment.calculator.max_trns=3", "'environment.calculator.max_turns'"),
         ("environment.calculator.latency.mean=3", "'environment.calculator.latency.mean_s'"),
-        ("learner.context=64", "unknown key 'context' in [learner]. Did you mean 'generator.context'?"),
+        (
+            "learner.context=64",
+            "unknown key 'context' in [learner]. Did you mean 'mesh.context' or 'generator.context'?",
+        ),
         ("environment.max_turns=3", "[environment.NAME]"),
         ('learner.steps="12"', "learner.steps: Input should be a valid integer, got '12'"),
         ("learner.steps=true", "learner.steps: Input should be a valid integer, got True"),

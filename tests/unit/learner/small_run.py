@@ -148,6 +148,7 @@ def make_learner(
     save=lambda state, version: None,
     built: TrainPrograms | None = None,
     annotators: Sequence[Annotator] = (),
+    copy=snapshot,
     **settings,
 ) -> Learner:
     built = built or programs()
@@ -161,6 +162,7 @@ def make_learner(
         annotators,
         publish,
         save,
+        copy,
     )
 
 

@@ -10,8 +10,10 @@ import pytest
 import safetensors.numpy
 
 from forebay.errors import CheckpointError
+from forebay.learner import checkpoint_writing
 from forebay.learner.checkpoint import Checkpointer, Restored, load_best
 from forebay.learner.checkpoint_manifest import CheckpointCursor, hash_file, read_manifest, write_manifest
+from forebay.learner.checkpoint_stats import SaveTotals
 from forebay.trajectory import PolicyVersion
 
 PICKLE = b"cos\nsystem\n(S'touch canary'\ntR."
@@ -238,3 +240,65 @@ def test_arrays_of_a_template_without_devices_come_back_as_writable_numpy(tmp_pa
 def test_a_type_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"the state cannot be saved: tensor \['z'\]"):
         Checkpointer(tmp_path).save({"z": jnp.zeros(2, jnp.complex64)}, cursor_of(1))
+
+
+def test_slices_that_leave_a_hole_or_lie_on_one_another_are_refused_by_the_array(tmp_path):
+    checkpointer = Checkpointer(tmp_path, durability="os")
+    checkpointer.save(state_of(1), cursor_of(1))
+    directory = tmp_path / "step_1"
+    manifest = read_manifest(directory)
+    whole = next(part for part in manifest.slices if part.array == "['params']['w']")
+    others = tuple(part for part in manifest.slices if part is not whole)
+    half = msgspec.structs.replace(whole, shape=(3, 2))
+    for parts in [(), (half,), (whole, half), (half, half), (msgspec.structs.replace(whole, start=(0, 1)),)]:
+        forged = msgspec.structs.replace(manifest, slices=(*others, *parts))
+        write_manifest(directory, forged, fsync=False)
+        with pytest.raises(CheckpointError, match=r"slices of \['params'\]\['w'\] .* do not make up"):
+            checkpointer.restore_newest(state_of(0))
+
+
+def test_a_slice_is_checked_even_where_the_manifest_vouches_for_the_file(tmp_path):
+    checkpointer = Checkpointer(tmp_path, durability="os")
+    checkpointer.save(state_of(1), cursor_of(1))
+    directory = tmp_path / "step_1"
+    manifest = read_manifest(directory)
+    state = directory / "state.safetensors"
+    data = bytearray(state.read_bytes())
+    data[-1] ^= 1
+    state.write_bytes(data)
+    forged = msgspec.structs.replace(manifest, files=(hash_file(directory, state.name),))
+    write_manifest(directory, forged, fsync=False)
+    with pytest.raises(CheckpointError, match="does not hold the arrays that were saved"):
+        checkpointer.restore_newest(state_of(0))
+
+
+def test_every_save_reports_what_it_cost_and_the_totals_are_forgotten_once_read(tmp_path):
+    totals = SaveTotals()
+    checkpointer = Checkpointer(
+        tmp_path, durability="os", background=True, on_saved=lambda step, report: totals.add(report)
+    )
+    assert totals.drain() == {}
+    checkpointer.save(state_of(1), cursor_of(1))
+    checkpointer.save(state_of(2), cursor_of(2))
+    checkpointer.close()
+    got = totals.drain()
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state_of(1)))
+    assert got["checkpoint.snapshot_bytes"] == 2 * num_bytes
+    assert got["checkpoint.written_bytes"] > 2 * num_bytes
+    assert min(got["checkpoint.waited_s"], got["checkpoint.snapshot_s"], got["checkpoint.write_s"]) >= 0
+    assert totals.drain() == {}
+
+
+def test_a_failed_save_in_the_background_is_seen_by_whoever_checks(tmp_path, monkeypatch):
+    checkpointer = Checkpointer(tmp_path, durability="os", background=True)
+    checkpointer.check()
+    checkpointer.save(state_of(1), cursor_of(1))
+    checkpointer.wait()
+    monkeypatch.setattr(checkpoint_writing, "is_full", lambda path, num_bytes: True)
+    checkpointer.save(state_of(2), cursor_of(2))
+    pending = checkpointer._pending
+    assert isinstance(pending.exception(60), CheckpointError)
+    with pytest.raises(CheckpointError, match="step_2: No space left on device"):
+        checkpointer.check()
+    checkpointer.check()  # it is said once
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step_1"]

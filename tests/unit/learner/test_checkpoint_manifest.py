@@ -2,6 +2,7 @@ import pytest
 
 from forebay.errors import CheckpointError
 from forebay.learner.checkpoint_manifest import (
+    FORMAT,
     CheckpointCursor,
     CheckpointManifest,
     find_best,
@@ -24,7 +25,9 @@ def make(path, step, metric=None, content=b"state"):
     (directory / "state.safetensors").write_bytes(content)
     cursor = CheckpointCursor(run_id="run", version=PolicyVersion(0, step))
     files = (hash_file(directory, "state.safetensors"),)
-    manifest = CheckpointManifest(format=1, cursor=cursor, metric=metric, arrays=(), digest="0", files=files)
+    manifest = CheckpointManifest(
+        format=FORMAT, cursor=cursor, metric=metric, arrays=(), digest="0", files=files
+    )
     write_manifest(directory, manifest, fsync=False)
     return directory
 
@@ -112,9 +115,11 @@ def test_install_replaces_an_older_checkpoint_of_the_same_step(tmp_path):
 def test_another_layout_is_refused(tmp_path):
     directory = make(tmp_path, 7)
     manifest = read_manifest(directory)
-    newer = CheckpointManifest(format=2, cursor=manifest.cursor, metric=None, arrays=(), digest="0", files=())
+    newer = CheckpointManifest(
+        format=FORMAT + 1, cursor=manifest.cursor, metric=None, arrays=(), digest="0", files=()
+    )
     write_manifest(directory, newer, fsync=False)
-    with pytest.raises(CheckpointError, match=r"another layout \(got 2, limit 1\)"):
+    with pytest.raises(CheckpointError, match=r"another layout \(got 3, limit 2\)"):
         read_manifest(directory)
 
 

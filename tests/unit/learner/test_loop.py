@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import jax
 import msgspec
 import numpy as np
 import pytest
@@ -137,3 +138,28 @@ def poisoned(batch):
         update, micro_batches=(micro._replace(rows=rows), *update.micro_batches[1:])
     )
     return batch._replace(updates=(changed,))
+
+
+def test_at_most_sixteen_programs_of_a_step_are_under_way(store, monkeypatch) -> None:
+    learner, _, _ = run(store, 1)
+    batch = ScriptedSource(store, 0, 1, 2).next()
+    update = batch.updates[0]
+    many = msgspec.structs.replace(update, micro_batches=update.micro_batches[:1] * 40)
+    under_way, most = 0, []
+    accumulate, waited = learner.programs.accumulate, jax.block_until_ready
+
+    def dispatch(*arguments):
+        nonlocal under_way
+        under_way += 1
+        most.append(under_way)
+        return accumulate(*arguments)
+
+    def wait(tree):
+        nonlocal under_way
+        under_way = 0
+        return waited(tree)
+
+    monkeypatch.setattr(learner.programs, "accumulate", dispatch)
+    monkeypatch.setattr(jax, "block_until_ready", wait)
+    learner.train(batch._replace(updates=(many,)))
+    assert (max(most), len(most)) == (16, 40)

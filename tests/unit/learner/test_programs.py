@@ -28,7 +28,7 @@ def test_an_unplanned_shape_is_refused_instead_of_compiled() -> None:
 def test_rows_that_the_mesh_cannot_split_are_refused() -> None:
     mesh = make_mesh(MeshSettings(data=2, fsdp=2))
     built = TrainPrograms(tiny.CONFIG, mesh, training.OPTIMIZER, build_objective(ObjectiveSettings()))
-    with pytest.raises(ConfigError, match=r"6 rows x 24 tokens .* multiple of data x fsdp = 4"):
+    with pytest.raises(ConfigError, match=r"6 rows x 24 tokens .* multiple of data x fsdp x expert = 4"):
         built.warm_up([(6, 24)])
 
 

@@ -9,6 +9,8 @@ import gguf
 import numpy as np
 
 from forebay.models.checkpoint_io import read_tensors
+from forebay.models.config import ModelConfig, load_config
+from forebay.models.frequencies import inverse_frequencies
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 TEMPLATE = (
@@ -114,3 +116,74 @@ def _permuted(name: str, tensor: np.ndarray) -> np.ndarray:
         return tensor
     shape = (num_heads, 2, tensor.shape[0] // num_heads // 2, *tensor.shape[1:])
     return tensor.reshape(shape).swapaxes(1, 2).reshape(tensor.shape)
+
+
+_ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
+
+
+def write_family(path: Path, family: str) -> Path:
+    """Write a golden checkpoint of a family as llama.cpp's converter does, by the names that gguf knows."""
+    config = load_config(GOLDEN / family)
+    name = _ARCHITECTURES.get(family, family)
+    kind = next(kind for kind, other in gguf.MODEL_ARCH_NAMES.items() if other == name)
+    writer = gguf.GGUFWriter(path, name)
+    _add_sizes(writer, config)
+    names = gguf.get_tensor_name_map(kind, config.num_layers)
+    tensors = read_tensors(GOLDEN / family)
+    if config.experts is not None:
+        tensors = _merged(tensors, config.experts.number)
+    for hf_name, tensor in tensors.items():
+        value = tensor.astype(np.float32)
+        if "gemma" in family and hf_name.endswith("norm.weight"):
+            value = value + 1
+        if name == "llama":
+            value = _permuted(hf_name, value)
+        writer.add_tensor(names.get_name(hf_name, try_suffixes=(".weight", ".bias")), value)
+    if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
+        plain = config.rope_theta ** -(np.arange(0, config.head_size, 2) / config.head_size)
+        writer.add_tensor("rope_freqs.weight", (plain / inverse_frequencies(config)).astype(np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    return path
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    writer.add_context_length(config.max_position)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_size)
+    writer.add_value_length(config.head_size)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_bos_token_id(config.bos_id)
+    writer.add_eos_token_id(config.eos_ids[0])
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.kind == "llama3":
+        writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position)
+    elif scaling is not None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling.kind))
+        writer.add_rope_scaling_factor(scaling.factor)
+        writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position)
+    if config.unit_offset_norms:
+        writer.add_sliding_window(next(kind.window for kind in config.pattern if kind.window))
+    if config.attention_softcap is not None:
+        writer.add_attn_logit_softcapping(config.attention_softcap)
+        writer.add_final_logit_softcapping(config.final_softcap)
+    if config.experts is not None:
+        writer.add_expert_count(config.experts.number)
+        writer.add_expert_used_count(config.experts.per_token)
+        writer.add_expert_feed_forward_length(config.experts.width)
+
+
+def _merged(tensors: dict[str, np.ndarray], num_experts: int) -> dict[str, np.ndarray]:
+    """Stack the experts of each block under the name that gguf knows them by."""
+    merged = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for name in (name for name in tensors if ".experts.0." in name):
+        every = [tensors[name.replace(".experts.0.", f".experts.{number}.")] for number in range(num_experts)]
+        merged[name.replace(".experts.0.", ".experts.")] = np.stack(every)
+    return merged

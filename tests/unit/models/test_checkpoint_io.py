@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from forebay.errors import ModelError
-from forebay.models.checkpoint_io import load_model, read_tensors, save_model
+from forebay.models.checkpoint_io import check_model, load_model, read_tensors, save_model
 from forebay.models.hf import to_hf_tensors
 from tests.unit.models import tiny
 
@@ -78,6 +78,14 @@ def test_a_missing_shard_is_named(copied: Path) -> None:
         load_model(copied)
 
 
+def index(directory: Path, weight_map: object) -> None:
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def weight_map(directory: Path) -> dict[str, str]:
+    return json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
+
+
 @pytest.mark.parametrize(
     ("weight_map", "named"),
     [
@@ -87,6 +95,56 @@ def test_a_missing_shard_is_named(copied: Path) -> None:
     ],
 )
 def test_a_bad_index_is_refused(copied: Path, weight_map: object, named: str) -> None:
-    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    index(copied, weight_map)
     with pytest.raises(ModelError, match=named):
         load_model(copied)
+
+
+def test_c80_a_tensor_that_the_index_leaves_out_or_puts_elsewhere_is_named(copied: Path) -> None:
+    whole = weight_map(copied)
+    index(copied, {name: file for name, file in whole.items() if name != "model.norm.weight"})
+    with pytest.raises(ModelError, match=r"does not name tensors that its files hold: model\.norm\.weight"):
+        load_model(copied)
+    other = next(file for file in whole.values() if file != whole["model.norm.weight"])
+    index(copied, whole | {"model.norm.weight": other})
+    with pytest.raises(ModelError, match=r"names the wrong file for: model\.norm\.weight"):
+        load_model(copied)
+
+
+def test_c80_a_tensor_in_two_shards_is_named(copied: Path) -> None:
+    third = copied / "model-00003-of-00003.safetensors"
+    tensors = {"model.norm.weight": np.ones(16, np.float32), "extra": np.ones(1, np.float32)}
+    save_file(tensors, third)
+    index(copied, weight_map(copied) | {"extra": third.name})
+    with pytest.raises(ModelError, match=r"hold a tensor twice: model\.norm\.weight"):
+        load_model(copied)
+
+
+def test_c80_two_models_in_one_directory_are_refused(copied: Path) -> None:
+    save_file({"model.norm.weight": np.ones(16, np.float32)}, copied / "model.safetensors")
+    with pytest.raises(ModelError, match="holds two models"):
+        load_model(copied)
+
+
+def test_c80_weights_that_are_no_floats_or_not_finite_are_named(copied: Path) -> None:
+    save_file({"model.norm.weight": np.ones(16, np.int8)}, copied / "model-00002-of-00002.safetensors")
+    with pytest.raises(ModelError, match=r"tensor model\.norm\.weight .*got I8, limit F64, F32, F16, BF16"):
+        load_model(copied)
+    save_file({"a": np.array([1.0, np.nan], np.float32)}, copied / "broken.safetensors")
+    index(copied, {"a": "broken.safetensors"})
+    with pytest.raises(ModelError, match="tensor a holds numbers that are not finite"):
+        read_tensors(copied)
+
+
+def test_c75_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / "tiny-tied" / "config.json", tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"weights not found: .*Convert the model to safetensors"):
+        load_model(tmp_path)
+
+
+def test_c80_only_the_text_of_a_model_of_text_and_images_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    config, _ = load_model(GOLDEN / "gemma3")
+    check_model(GOLDEN / "gemma3", config)
+    assert (config.family, config.eos_ids) == ("gemma3_text", (2, 5))
+    assert "tensors are left out (multi_modal_projector" in caplog.text

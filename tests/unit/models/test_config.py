@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from forebay.errors import ModelError
-from forebay.models.config import ModelConfig, RopeScaling, load_config
+from forebay.models.config import ModelConfig, load_config
+from forebay.models.rope_scaling import RopeScaling
 from tests.unit.models import tiny
 
 LLAMA3 = {
@@ -64,13 +65,13 @@ def test_older_linear_scaling_is_read() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "mistral"}, "model_type (got 'mistral'"),
+        ({"model_type": "phi3"}, "model_type (got 'phi3'"),
         ({"attention_bias": True}, "attention_bias (got True"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "hidden_act (got 'gelu'"),
         ({"sliding_window": 4096}, "sliding_window (got 4096"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling type (got 'yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling type (got 'dynamic'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor, high_freq_factor"),
         ({"num_hidden_layers": "two"}, "integer num_hidden_layers (got 'two'"),
         ({"num_key_value_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads (got 3"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forebay.errors import ModelError
-from forebay.models.hf import from_hf_tensors, hf_shapes, to_hf_tensors
+from forebay.models.hf import from_hf_tensors, hf_shapes, text_names, to_hf_tensors
 from tests.unit.models import tiny
 
 UNTIED = dataclasses.replace(tiny.CONFIG, tie_word_embeddings=False)
@@ -37,10 +37,31 @@ def test_linear_maps_are_transposed_and_split_into_heads() -> None:
     np.testing.assert_array_equal(layers["o_proj"][1, 2, 3], o_proj[:, 11])
 
 
-def test_a_tied_model_ignores_a_copy_of_its_head() -> None:
-    params = from_hf_tensors(tensors(), tiny.CONFIG)
+def test_a_tied_model_leaves_out_a_copy_of_its_head() -> None:
+    copied = tensors() | {"lm_head.weight": tensors()["model.embed_tokens.weight"]}
+    params = from_hf_tensors(copied, tiny.CONFIG)
     assert "lm_head" not in params
     assert "lm_head.weight" not in to_hf_tensors(params, tiny.CONFIG)
+
+
+def test_c65_a_tied_model_with_another_head_is_refused() -> None:
+    changed = tensors() | {"lm_head.weight": tensors()["model.embed_tokens.weight"]}
+    changed["lm_head.weight"][7] += 0.5
+    with pytest.raises(ModelError, match=r"tie_word_embeddings is true, but lm_head\.weight holds other num"):
+        from_hf_tensors(changed, tiny.CONFIG)
+    changed["lm_head.weight"] = changed["lm_head.weight"][:37]
+    with pytest.raises(ModelError, match=r"lm_head\.weight has shape \[37, 16\] instead of \[40, 16\]"):
+        from_hf_tensors(changed, tiny.CONFIG)
+
+
+def test_c80_the_text_of_a_model_of_text_and_images_is_renamed_and_the_rest_left_out() -> None:
+    old = ["language_model.model.norm.weight", "language_model.lm_head.weight", "vision_tower.head.probe"]
+    new = ["model.language_model.norm.weight", "lm_head.weight", "model.vision_tower.head.probe"]
+    wanted = ["model.norm.weight", "lm_head.weight"]
+    assert list(text_names(old).values()) == list(text_names(new).values()) == wanted
+    # a text model has no such tensor: it stays, to be found unexpected
+    assert text_names(["model.norm.weight", "vision_tower.head.probe"])["vision_tower.head.probe"]
+    assert text_names(["language_model.norm", "audio_tower.x"])["audio_tower.x"] == "audio_tower.x"
 
 
 def test_every_misfit_is_named() -> None:

@@ -26,7 +26,8 @@ def with_random_head() -> Params:
 
 
 def values_of(params: Params, tokens: Array, segments: Array, positions: Array) -> np.ndarray:
-    return np.asarray(state_values(params, forward(params, tiny.CONFIG, tokens, segments, positions)))
+    hidden = forward(params, tiny.CONFIG, tokens, segments, positions)
+    return np.asarray(state_values(params, hidden[0], tokens.shape))
 
 
 def test_a_value_is_a_line_through_the_hidden_state() -> None:
@@ -67,7 +68,7 @@ def test_logprobs_of_given_hidden_states_are_the_same() -> None:
     params = tiny.params()
     temperature = jnp.ones(TOKENS.shape)
     hidden = forward(params, tiny.CONFIG, TOKENS, SEGMENTS, POSITIONS)
-    apart = hidden_logprobs(params, tiny.CONFIG, hidden, TOKENS, SEGMENTS, temperature)
+    apart = hidden_logprobs(params, tiny.CONFIG, hidden[0], TOKENS, SEGMENTS, temperature)
     together = token_logprobs(params, tiny.CONFIG, TOKENS, SEGMENTS, POSITIONS, temperature)
     for mine, its in zip(apart, together, strict=True):
         np.testing.assert_allclose(mine, its, rtol=1e-6)

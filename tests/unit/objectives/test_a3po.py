@@ -36,7 +36,7 @@ def test_it_is_areals_interpolation_by_versions() -> None:
 
 
 def test_a_token_without_a_behavior_logprob_keeps_ratio_and_weight_one() -> None:
-    objective = build_objective(ObjectiveSettings(proximal="interpolated"))
+    objective = build_objective(ObjectiveSettings(preset="decoupled", proximal="interpolated"))
     lost = jnp.array([[jnp.nan, -2.0, -2.0, -3.0]])
     inputs = LossInputs(
         jnp.array([[True, False, False, False]]),
@@ -52,7 +52,7 @@ def test_a_token_without_a_behavior_logprob_keeps_ratio_and_weight_one() -> None
 
 
 def test_staleness_must_be_there() -> None:
-    objective = build_objective(ObjectiveSettings(proximal="interpolated"))
+    objective = build_objective(ObjectiveSettings(preset="decoupled", proximal="interpolated"))
     inputs = LossInputs(jnp.ones((1, 4), bool), CURRENT, BEHAVIOR, BEHAVIOR, jnp.ones((1, 4), jnp.int32))
     with pytest.raises(RecordError, match="needs each token's staleness"):
         objective(CURRENT, jnp.zeros((1, 4)), inputs, jnp.float32(1))

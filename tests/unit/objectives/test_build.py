@@ -17,6 +17,7 @@ from tests.unit.objectives.driver import run
 
 DEFAULT = ObjectiveSettings()
 EVERYTHING = ObjectiveSettings(
+    preset="decoupled",
     proximal="recomputed",
     geometric_low=0.8,
     geometric_high=1.25,
@@ -110,15 +111,17 @@ def test_staleness_zero_means_ratio_one_and_the_plain_policy_gradient(loss_name:
 
 def test_current_proximal_equals_recomputed_at_the_first_update() -> None:
     same = dataclasses.replace(REFERENCE, proximal_logprobs=REFERENCE.logprobs)
-    current = run(DEFAULT, REFERENCE, 10.0)
-    recomputed = run(ObjectiveSettings(proximal="recomputed"), same, 10.0)
+    current = run(ObjectiveSettings(preset="decoupled"), REFERENCE, 10.0)
+    recomputed = run(ObjectiveSettings(preset="decoupled", proximal="recomputed"), same, 10.0)
     assert current[0] == recomputed[0]
     np.testing.assert_array_equal(current[1], recomputed[1])
 
 
 def test_rejection_does_not_raise_the_weight_of_what_is_left() -> None:
-    open_bounds = ObjectiveSettings(geometric_low=0.0, geometric_high=math.inf, reduction="sequence")
-    bounded = ObjectiveSettings(geometric_low=0.8, geometric_high=1.25, reduction="sequence")
+    # Without a clip of its own, so that a token without gradient is a rejected one.
+    plain = ObjectiveSettings(preset="decoupled", reduction="sequence")
+    open_bounds = plain.model_copy(update={"geometric_low": 0.0, "geometric_high": math.inf})
+    bounded = plain.model_copy(update={"geometric_low": 0.8, "geometric_high": 1.25})
     _, everything, _ = run(open_bounds, REFERENCE, 5.0)
     _, kept, sums = run(bounded, REFERENCE, 5.0)
     survivors = kept != 0

@@ -30,6 +30,7 @@ SUMS = LossSums(
     sequence_weight_sum=4.0,
     sequence_weight_sq_sum=8.0,
     reference_k3_sum=0.8,
+    gain_sum=-0.4,
     value_loss=0.125,
 )
 
@@ -46,6 +47,7 @@ def test_summary_of_known_sums() -> None:
     assert figures.mask_fraction == 0.75
     assert figures.k3 == pytest.approx(0.05)
     assert figures.reference_kl == pytest.approx(0.1)
+    assert figures.gain == pytest.approx(-0.05)
     assert figures.value_loss == 0.125
     assert figures.logprob_mismatch == pytest.approx(0.2)
     assert figures.entropy == 1.5

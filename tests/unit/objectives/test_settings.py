@@ -11,8 +11,9 @@ from forebay.objectives import ObjectiveSettings
 
 def test_defaults_are_the_stale_tolerant_ones() -> None:
     settings = ObjectiveSettings()
-    assert (settings.loss, settings.proximal, settings.reduction) == ("decoupled_ppo", "current", "token")
-    assert (settings.tis_cap, settings.geometric_low, settings.geometric_high) == (2.0, 0.5, 2.0)
+    assert (settings.loss, settings.ratio, settings.reduction) == ("ppo_clip", "token", "token")
+    assert (settings.clip_low, settings.clip_high) == (0.5, 1.0)
+    assert (settings.geometric_low, settings.geometric_high) == (0.5, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +61,9 @@ def test_recomputed_proximal_needs_the_decoupled_loss() -> None:
 @pytest.mark.parametrize(
     ("settings", "num_updates"),
     [
-        (ObjectiveSettings(), 1),
-        (ObjectiveSettings(proximal="recomputed"), 4),
-        (ObjectiveSettings(loss="ppo_clip"), 4),
+        (ObjectiveSettings(preset="decoupled"), 1),
+        (ObjectiveSettings(loss="decoupled_ppo", proximal="recomputed"), 4),
+        (ObjectiveSettings(), 4),
     ],
 )
 def test_updates_per_batch_that_work(settings: ObjectiveSettings, num_updates: int) -> None:
@@ -71,7 +72,7 @@ def test_updates_per_batch_that_work(settings: ObjectiveSettings, num_updates: i
 
 def test_several_updates_need_a_fixed_proximal_policy() -> None:
     with pytest.raises(ConfigError, match=r"got 4 updates per batch, limit 1.*recomputed"):
-        ObjectiveSettings().check_updates_per_batch(4)
+        ObjectiveSettings(preset="decoupled").check_updates_per_batch(4)
 
 
 @pytest.mark.parametrize(
@@ -125,4 +126,4 @@ def test_settings_that_contradict_one_another_are_refused_in_one_line(
 
 
 def test_an_interpolated_proximal_policy_bounds_later_updates() -> None:
-    ObjectiveSettings(proximal="interpolated").check_updates_per_batch(4)
+    ObjectiveSettings(loss="decoupled_ppo", proximal="interpolated").check_updates_per_batch(4)

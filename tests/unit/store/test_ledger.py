@@ -27,7 +27,7 @@ class Gathering(MemoryEngine):
         self._open: _MemoryTxn | None = None
         self.record_writes = 0
 
-    def write(self, operation: Any) -> Any:
+    def write(self, operation: Any, *, durable: bool = True) -> Any:
         return super().write(operation) if self._open is None else operation(self._open)
 
     @contextmanager

@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 from forebay.clock import ManualClock
-from forebay.errors import ConfigError, StoreError
+from forebay.errors import ConfigError, DamagedError, StoreError
 from forebay.store import Slot, StoreSettings, count_lost, open_store
 from forebay.store.kv import Txn
 from forebay.store.records import payload_key
@@ -216,6 +217,68 @@ def test_one_process_has_one_durability(tmp_path: Path) -> None:
         open_store(StoreSettings(path=tmp_path, durability="fsync"), RUN)
     store.close()
     open_store(StoreSettings(path=tmp_path, durability="fsync"), RUN).close()
+
+
+class Disk:
+    """An environment whose waits for the disk are counted, and fail on demand.
+
+    Args:
+        store: Whose environment it takes the place of.
+    """
+
+    def __init__(self, store: RuleStore) -> None:
+        engine: Any = store._transactions.engine
+        self.num_waits, self.fails = 0, False
+        self._env, engine._env = engine._env, self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def sync(self, force: bool) -> None:
+        self.num_waits += 1
+        if self.fails:
+            raise lmdb.DiskError("mdb_env_sync: Input/output error")
+        self._env.sync(force)
+
+
+def test_only_what_power_loss_must_not_undo_waits_for_the_disk(tmp_path: Path) -> None:
+    store = open_store(StoreSettings(path=tmp_path), RUN, ManualClock(1000.0))
+    disk = Disk(store)
+    store.dispatch([make_spec(0), make_spec(1)], incarnation=0)
+    assert disk.num_waits == 1
+    slots = claim(store)
+    store.heartbeat(slots, ttl_s=50.0)
+    store.release_slot(slots[3])
+    assert disk.num_waits == 1
+    store.put_many([(make_trajectory(slot), slot) for slot in slots[:2]])
+    assert disk.num_waits == 2
+    store.take(incarnation=0, choose=oldest_first(1), timeout_s=0.0)
+    assert disk.num_waits == 2
+    store.record(make_entry(1, ["g0"]), incarnation=0)
+    assert disk.num_waits == 3
+    store.close()
+
+
+def test_c79_a_disk_that_loses_a_commit_ends_the_writing(tmp_path: Path) -> None:
+    """Nobody can tell whether it is there: no file that it names goes away, and nothing is built on it."""
+    settings = StoreSettings(path=tmp_path, side_file_bytes=0)
+    store = open_store(settings, RUN, ManualClock(1000.0))
+    store.dispatch([make_spec(0)], incarnation=0)
+    slots = claim(store)
+    disk = Disk(store)
+    disk.fails = True
+    with pytest.raises(StoreError, match=r"the disk of the store in .* is full, or fails"):
+        store.put(make_trajectory(slots[0]), slots[0])
+    disk.fails = False
+    with pytest.raises(DamagedError, match=r"failed to keep a commit.* start again"):
+        store.put(make_trajectory(slots[1]), slots[1])
+    store.close()
+    store = open_store(settings, RUN, ManualClock(1000.0))
+    assert store.put(make_trajectory(slots[0]), slots[0]) == "duplicate"
+    assert store.put(make_trajectory(slots[1]), slots[1]) == "accepted"
+    assert len(store.read_group("g0").trajectories) == 2
+    assert store.audit() == ()
+    store.close()
 
 
 @pytest.mark.parametrize("side_file_bytes", [MIB, 0])

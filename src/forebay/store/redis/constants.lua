@@ -71,6 +71,10 @@ NONE = -1
 SPEC_FIELDS = 11
 -- And how many describe one put.
 PUT_FIELDS = 3
+-- What became of a put. store.RECEIPTS reads the same.
+R_ACCEPTED = 1
+R_DUPLICATE = 2
+R_LATE = 3
 MAX_COUNTERS = 256
 MAX_DUE = 1000
 -- Most arguments that the script engine's stack takes.

@@ -10,7 +10,7 @@ from forebay.errors import ForebayError, StoreError
 from forebay.store.redis.faults import code_of, explain_answer, hopeless, is_passing, refused_password
 from forebay.store.redis.routes import Connection, Route
 from forebay.store.redis.scripts import Script
-from forebay.store.redis.wire import Argument, pack
+from forebay.store.redis.wire import Argument, send
 
 _FIRST_WAIT_MS: Final = 10
 # A script's name and its keys come before its arguments.
@@ -195,7 +195,7 @@ class Link:
         # The write before the wait belongs to this connection: after a reconnect the wait would otherwise be
         # for nothing, although a repeated call wrote on the old one.
         trailer = (("SET", self._beat_key, 1), next(waits)) if waits is not None else ()
-        connection.send_packed_command(pack([*commands, *trailer]), check_health=False)
+        send(connection, [*commands, *trailer])
         staged = dict(zip(together, [_read(connection) for _ in stages], strict=False))
         by_call = {call: answer for unit in units for call, answer in _read_unit(connection, unit)}
         answers = [
@@ -220,7 +220,7 @@ class Link:
             wait = next(waits, None)
             if wait is None:
                 break
-            connection.send_packed_command(pack([wait]), check_health=False)
+            send(connection, [wait])
             answer = _read(connection)
         return answer if isinstance(answer, Exception) else replicas.reached(answer)
 

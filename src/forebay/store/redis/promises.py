@@ -13,7 +13,7 @@ from forebay.errors import ConfigError
 from forebay.store.address import Address
 from forebay.store.redis.packing import pairs
 from forebay.store.redis.routes import Connection
-from forebay.store.redis.wire import Argument, pack
+from forebay.store.redis.wire import Argument, send
 from forebay.store.settings import StoreSettings
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Promises:
 
 
 def _answer(connection: Connection, *words: Argument) -> Any:
-    connection.send_packed_command(pack([words]), check_health=False)
+    send(connection, [words])
     return connection.read_response(disconnect_on_error=True)
 
 

@@ -1,6 +1,6 @@
 -- ARGV, PUT_FIELDS for each put: now; group, member, group_size, trajectory, incarnation, version, timed_out and
 -- num_bytes in MessagePack; stage
--- Returns the answer of each. A frame lies under its `stage` already, where it would not stay: a script that is
+-- Returns for each what became of it, or why it is refused. A frame lies under its `stage` already, where it would not stay: a script that is
 -- given large strings is slow.
 
 -- Groups as the puts before have left them, by name, and those of them that are yet to be saved: once each,
@@ -46,7 +46,7 @@ local function put(now, packed, name)
   if why then
     return {'damaged', why}
   end
-  local receipt = 'late'
+  local receipt, receipt_name = R_LATE, 'late'
   if group then
     if group[GROUP_SIZE] ~= group_size or member < 0 or member >= group_size then
       count('rejected.foreign')
@@ -56,7 +56,7 @@ local function put(now, packed, name)
     local at = place_of(member)
     local state = group[at + M_STATE]
     if state == ARRIVED and group[at + TRAJECTORY_ID] == trajectory_id then
-      receipt = 'duplicate'
+      receipt, receipt_name = R_DUPLICATE, 'duplicate'
     elseif state == FREE or state == LEASED then
       if call('PERSIST', stage) == 0 then
         return {'not_staged'}
@@ -70,12 +70,12 @@ local function put(now, packed, name)
         num_oversize = num_oversize + 1
       end
       save_or_close(group)
-      return {'ok', 'accepted'}
+      return R_ACCEPTED
     end
   end
-  count(receipt)
+  count(receipt_name)
   call('UNLINK', stage)
-  return {'ok', receipt}
+  return receipt
 end
 
 local answers = {'ok'}

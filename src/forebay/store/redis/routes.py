@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from forebay.errors import ConfigError
 from forebay.store.address import Address, is_loopback
-from forebay.store.redis.wire import Argument, pack
+from forebay.store.redis.wire import Argument, send
 
 
 class Connection(Protocol):
@@ -117,7 +117,7 @@ class Route:
         sentinel = self._connectors.sentinel(host=host, port=port)
         try:
             sentinel.connect()
-            sentinel.send_packed_command(pack([question]), check_health=False)
+            send(sentinel, [question])
             answer = sentinel.read_response(disconnect_on_error=True)
         finally:
             sentinel.disconnect()

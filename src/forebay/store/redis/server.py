@@ -70,8 +70,8 @@ class Server:
 
     def put_many(
         self, script: Script, puts: Sequence[tuple[tuple[Argument, ...], bytes]]
-    ) -> list[list[Any] | StoreError]:
-        """Run a script that takes in frames; return the answer for each, or why there is none.
+    ) -> list[int | StoreError]:
+        """Run a script that takes in frames; return the number it answers for each, or why there is none.
 
         A frame is sent before the script, in the same round trip, under a name that is added to the arguments
         of its put. What is staged and not taken in, because the connection broke between the two, is gone
@@ -94,9 +94,10 @@ class Server:
         stage = ("SET", f"{self.prefix}s:{name}", frame, "EX", _STAGED_S)
         return Call(script.name, self._words(script, *arguments, name), script, stage, len(frame))
 
-    def _outcome(self, call: Call) -> list[Any] | StoreError:
+    def _outcome(self, call: Call) -> int | StoreError:
         try:
-            return self._checked(call.result())
+            answer = call.result()
+            return answer if isinstance(answer, int) else self._checked(answer)[0]
         except StoreError as error:
             return error
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from forebay.clock import Clock
 from forebay.errors import StoreError
@@ -42,6 +42,8 @@ from forebay.store.redis.view import RedisView
 from forebay.store.redis.wire import Argument
 from forebay.store.settings import StoreSettings
 from forebay.trajectory import PolicyVersion, Trajectory
+
+RECEIPTS: Final[dict[int, Receipt]] = {1: "accepted", 2: "duplicate", 3: "late"}
 
 
 class RedisStore:
@@ -240,12 +242,8 @@ class RedisStore:
         return refusal.error
 
 
-def _outcome(answer: list[Any] | StoreError) -> Outcome:
-    if isinstance(answer, StoreError):
-        return answer
-    if answer[0] == b"accepted":
-        return "accepted"
-    return "duplicate" if answer[0] == b"duplicate" else "late"
+def _outcome(answer: int | StoreError) -> Outcome:
+    return answer if isinstance(answer, StoreError) else RECEIPTS[answer]
 
 
 def _fields(spec: GroupSpec) -> tuple[Argument, ...]:
