@@ -62,6 +62,19 @@ class Commands(LazyGroup):
             "forebay.cli.fit:fit",
             "Compile the train step for chips that are not here: whether it fits, and how fast it could be.",
         ),
+        "audit": Entry(
+            "forebay.cli.audit:audit",
+            "Measure an environment with more and more episodes at a time; say what limits it, and what to "
+            "change.",
+        ),
+        "plan": Entry(
+            "forebay.cli.plan:plan",
+            "Find the smallest fleet that keeps the learner busy, by simulation, before anything is rented.",
+        ),
+        "simulate": Entry(
+            "forebay.cli.simulate:simulate",
+            "Say what a run would do: busy, goodput, staleness, discards, waits. Same seed, same answer.",
+        ),
         "play": Entry(
             "forebay.cli.play:play",
             "Play one episode: messages, sampled tokens with their logprobs, rewards and times.",

@@ -99,11 +99,17 @@ def choose_groups(
     # How much older than the version of the first update a group may be.
     bound = settings.max_staleness - (updates_per_batch - 1)
 
+    # Groups are many, the versions that began them few.
+    slacks: dict[PolicyVersion | None, int] = {None: bound}
+
     def slack_of(group: OutstandingGroup) -> int:
         """Return how many versions later than now the group can still be taken."""
-        if group.start is None:
-            return bound
-        return min(0, effective_version(group.start, forks, now.incarnation) - now.version) + bound
+        slack = slacks.get(group.start)
+        if slack is None:
+            assert group.start is not None
+            slack = min(0, effective_version(group.start, forks, now.incarnation) - now.version) + bound
+            slacks[group.start] = slack
+        return slack
 
     stale: tuple[str, ...] = ()
     if settings.on_stale == "mask":

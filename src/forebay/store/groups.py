@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -12,6 +13,8 @@ from forebay.store.ledger import Ledger
 from forebay.store.protocol import GroupSpec, Receipt, Slot
 from forebay.store.records import Group, Member
 from forebay.trajectory import PolicyVersion, Trajectory, check_name
+
+Verdict = Literal["open", "settled", "deadline", "failed"]
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -176,19 +179,34 @@ def _store(ledger: Ledger, group: Group, index: int, arrival: Arrival) -> None:
         ledger.save(group)
 
 
-def close_if_done(ledger: Ledger, group: Group) -> bool:
-    """Settle or drop an open group if the group rule says so; return whether it did.
+def verdict(group: Group, now_s: float) -> Verdict:
+    """Return what the group rule makes of an open group: it stays open, settles, or is dropped and why.
 
     Done is: every member arrived or failed, or the deadline has passed. Then the members that arrived
-    settle the group if they suffice; else it is dropped and its space freed.
+    settle the group if they suffice; else it is dropped.
+
+    Args:
+        group: An open group.
+        now_s: Wall clock.
     """
-    overdue = group.deadline_wall_s is not None and group.deadline_wall_s <= ledger.now_s
-    if not overdue and _has_unfinished(group):
+    overdue = group.deadline_wall_s is not None and group.deadline_wall_s <= now_s
+    unfinished = _has_unfinished(group)
+    if not overdue and unfinished:
+        return "open"
+    if group.count("arrived") >= group.min_group_size:
+        return "settled"
+    return "deadline" if unfinished else "failed"
+
+
+def close_if_done(ledger: Ledger, group: Group) -> bool:
+    """Settle or drop an open group if the group rule says so; return whether it did."""
+    found = verdict(group, ledger.now_s)
+    if found == "open":
         return False
-    unfinished = group.count("free") + group.count("leased")
-    if group.count("arrived") < group.min_group_size:
-        drop(ledger, group, "dropped", "deadline" if unfinished else "failed")
+    if found != "settled":
+        drop(ledger, group, "dropped", found)
         return True
+    unfinished = group.count("free") + group.count("leased")
     for member in group.members:
         if member.state in ("free", "leased"):
             member.state, member.version, member.lease_expires_s = "missing", None, 0.0

@@ -1,0 +1,1 @@
+"""Sizing: what was measured, what follows from it, and what a simulation of it says."""

@@ -1,0 +1,369 @@
+"""`profile.json`: what was measured of each part of a run, where and how often.
+
+Every part is optional and may be measured on the machine where it will run; files with different parts are
+merged. A planner says which part it misses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from forebay.errors import ConfigError
+from forebay.planner.distribution import Distribution, check_distribution
+from forebay.telemetry.files import write_atomically
+
+FORMAT: Final = 1
+PARTS: Final = ("environments", "generator", "learner", "store", "weights")
+_MEASURE: Final = "forebay audit"
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where and when a part was measured.
+
+    Args:
+        machine: Host, processor, device: what a reader needs to know whether it applies.
+        measured: UTC, as `2026-01-31T12:00:00Z`.
+        how: The command, or what else gave the figures.
+        duration_s: How long measuring took; 0 if unknown.
+    """
+
+    machine: str
+    measured: str
+    how: str
+    duration_s: float = 0.0
+
+
+class EnvironmentLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an environment did at one concurrency.
+
+    Args:
+        concurrency: Episodes alive at once.
+        steps_per_s: Steps answered per second, all episodes together.
+        step_s: Time of a step.
+        num_errors: Resets and steps that failed.
+        num_timeouts: Resets and steps that took too long.
+    """
+
+    concurrency: int
+    steps_per_s: float
+    step_s: Distribution
+    num_errors: int = 0
+    num_timeouts: int = 0
+
+
+class EnvironmentProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an environment takes, at a concurrency that does not yet slow it down.
+
+    Args:
+        origin: Where and when.
+        reset_s: Time to pose a task.
+        step_s: Time of a step that does not end the episode.
+        turns: Model calls of an episode.
+        num_episodes: Episodes measured.
+        concurrency: Episodes alive at once meanwhile.
+        final_step_s: Time of the step that ends the episode; None if it takes as long as any.
+        tokens_per_turn: Tokens that the model writes in a turn; None if no model took part.
+        num_errors: Episodes that failed.
+        num_timeouts: Episodes that a limit of time ended.
+        levels: The same at rising concurrency.
+        knee: Concurrency beyond which more only adds latency; None if it was not reached.
+        weight: Share of the tasks, relative to other environments.
+    """
+
+    origin: Origin
+    reset_s: Distribution
+    step_s: Distribution
+    turns: Distribution
+    num_episodes: int
+    concurrency: int
+    final_step_s: Distribution | None = None
+    tokens_per_turn: Distribution | None = None
+    num_errors: int = 0
+    num_timeouts: int = 0
+    levels: tuple[EnvironmentLevel, ...] = ()
+    knee: int | None = None
+    weight: float = 1.0
+
+    @property
+    def error_rate(self) -> float:
+        """Share of the episodes that failed."""
+        return self.num_errors / self.num_episodes
+
+
+class GeneratorLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one generator did at one load.
+
+    Args:
+        requests: Requests running at once.
+        tokens_per_s: Tokens sampled per second, all requests together.
+        call_s: Time of a model call, from request to answer.
+        prefill_tokens_per_s: Prompt tokens read per second; None if not told apart.
+    """
+
+    requests: int
+    tokens_per_s: float
+    call_s: Distribution
+    prefill_tokens_per_s: float | None = None
+
+
+class GeneratorProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one generator does by load.
+
+    Args:
+        origin: Where and when.
+        slots: Requests that run at once; more wait.
+        levels: By ascending load.
+    """
+
+    origin: Origin
+    slots: int
+    levels: tuple[GeneratorLevel, ...]
+
+
+class LearnerLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a step over one amount of work takes.
+
+    Args:
+        trajectories: Trajectories of the batch.
+        tokens: Trained tokens of the batch.
+        step_s: Time inside the compiled programs.
+    """
+
+    trajectories: int
+    tokens: int
+    step_s: Distribution
+
+
+class LearnerProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the learner takes for a batch.
+
+    Args:
+        origin: Where and when.
+        levels: By ascending number of trajectories.
+        overhead_s: Time from the end of a step to the start of the next one when a batch is there: copying
+            weights, publishing, recording.
+        full_tokens_per_s: Trained tokens per second of the bare step on full rows: what goodput is a fraction
+            of. None takes that of the step itself.
+    """
+
+    origin: Origin
+    levels: tuple[LearnerLevel, ...]
+    overhead_s: Distribution
+    full_tokens_per_s: float | None = None
+
+
+class StoreProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the store takes.
+
+    Args:
+        origin: Where and when.
+        engine: Its name.
+        puts_per_s: Most durable results per second.
+        put_s: Time of a put until it is durable.
+        take_s: Time to take a batch.
+        trajectory_bytes: Size of a stored trajectory.
+    """
+
+    origin: Origin
+    engine: str
+    puts_per_s: float
+    put_s: Distribution
+    take_s: Distribution
+    trajectory_bytes: Distribution
+
+
+class WeightsProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long published weights take to be used.
+
+    Args:
+        origin: Where and when.
+        first_token_s: From publication to the first token that they sample.
+        num_bytes: Size of a version.
+    """
+
+    origin: Origin
+    first_token_s: Distribution
+    num_bytes: int
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that was measured.
+
+    Args:
+        environments: By name.
+        generator: One generator.
+        learner: The learner.
+        store: The store.
+        weights: Weights on their way.
+        format: The version of this layout.
+    """
+
+    environments: dict[str, EnvironmentProfile] = {}
+    generator: GeneratorProfile | None = None
+    learner: LearnerProfile | None = None
+    store: StoreProfile | None = None
+    weights: WeightsProfile | None = None
+    format: int = FORMAT
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the parts that it has."""
+        return tuple(part for part in PARTS if getattr(self, part))
+
+
+def read_profile(path: Path) -> Profile:
+    """Return a profile.
+
+    Raises:
+        ConfigError: The file is missing, is of another format, or holds what cannot have been measured.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"no profile at {path}", remedy=f"Measure one: {_MEASURE}.") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    profile = _decoded(data, str(path))
+    check_profile(profile, str(path))
+    return profile
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Write a profile, atomically and indented.
+
+    Raises:
+        ConfigError: It holds what `read_profile` would refuse.
+    """
+    check_profile(profile, str(path))
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
+
+
+def merge_profiles(profiles: Sequence[Profile]) -> Profile:
+    """Return the parts of several profiles; of a part or an environment in more than one, the last counts."""
+    environments: dict[str, EnvironmentProfile] = {}
+    for profile in profiles:
+        environments |= profile.environments
+    rest = {part: _last(getattr(profile, part) for profile in profiles) for part in PARTS[1:]}
+    return Profile(environments=environments, **rest)
+
+
+def require(profile: Profile, parts: Iterable[str], what: str) -> None:
+    """Refuse a profile without a part.
+
+    Args:
+        profile: The profile.
+        parts: Names of parts.
+        what: Who wants them, for the message.
+
+    Raises:
+        ConfigError: A part is missing.
+    """
+    missing = [part for part in parts if part not in profile.parts]
+    if missing:
+        raise ConfigError(
+            f"{what} needs parts that the profile does not have: {', '.join(missing)}",
+            got=", ".join(profile.parts) or "no parts",
+            remedy=f"Measure them with {_MEASURE}, and name both files: they are merged.",
+        )
+
+
+def check_profile(profile: Profile, where: str) -> None:
+    """Refuse what no measurement can have given.
+
+    Args:
+        profile: The profile.
+        where: What it is called in messages.
+
+    Raises:
+        ConfigError: With the name of the first such number.
+    """
+    for name, found in _walk(profile, where):
+        if isinstance(found, Distribution):
+            check_distribution(found, name)
+        elif isinstance(found, float) and not (math.isfinite(found) and found >= 0.0):
+            raise ConfigError(f"{name} is not a finite number of at least 0", got=found)
+        elif isinstance(found, int) and found < 0:
+            raise ConfigError(f"{name} is negative", got=found)
+    for name, environment in profile.environments.items():
+        _check_environment(environment, f"{where}: environments.{name}")
+    if profile.generator is not None:
+        _check_levels([level.requests for level in profile.generator.levels], f"{where}: generator.levels")
+        if profile.generator.slots < 1:
+            raise ConfigError(f"{where}: generator.slots is not positive", got=profile.generator.slots)
+    if profile.learner is not None:
+        _check_levels([level.trajectories for level in profile.learner.levels], f"{where}: learner.levels")
+        if not all(level.step_s.mean > 0.0 for level in profile.learner.levels):
+            raise ConfigError(f"{where}: learner.levels has a step that takes no time")
+
+
+def _check_environment(environment: EnvironmentProfile, where: str) -> None:
+    if environment.num_episodes < 1 or environment.num_errors >= environment.num_episodes:
+        raise ConfigError(
+            f"{where} has no episode that ended well",
+            got=f"{environment.num_errors} errors in {environment.num_episodes} episodes",
+            remedy="Mend the environment first: forebay env check.",
+        )
+    if environment.turns.values[0] < 1.0:
+        raise ConfigError(f"{where}.turns: an episode has at least one turn", got=environment.turns.values[0])
+    if not environment.weight > 0.0 or environment.concurrency < 1:
+        raise ConfigError(
+            f"{where} needs a positive weight and concurrency",
+            got=(environment.weight, environment.concurrency),
+        )
+
+
+def _check_levels(loads: Sequence[int], where: str) -> None:
+    if not loads or list(loads) != sorted(set(loads)) or loads[0] < 1:
+        raise ConfigError(f"{where} must be at least one, by ascending load from 1", got=list(loads))
+
+
+def _decoded(data: bytes, where: str) -> Profile:
+    try:
+        found = msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        remedy = None
+        if b"Infinity" in data or b"NaN" in data:
+            remedy = "Infinity and NaN are no JSON: a time whose mean is infinite was not measured."
+        raise ConfigError(f"{where} is no JSON object: {error}", remedy=remedy) from None
+    if found.get("format") != FORMAT:
+        raise ConfigError(
+            f"{where} is a profile of another version, or no profile",
+            got=f"format {found.get('format')}",
+            limit=f"format {FORMAT}",
+            remedy=f"Measure it again with this version: {_MEASURE}.",
+        )
+    try:
+        return msgspec.convert(found, type=Profile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{where} is not a profile: {error}",
+            remedy="A null where a number belongs was not finite when it was written."
+            if "`null`" in str(error)
+            else None,
+        ) from None
+
+
+def _walk(found: object, where: str) -> Iterator[tuple[str, object]]:
+    """Yield every distribution and every other number, with its name."""
+    if isinstance(found, Distribution) or (isinstance(found, int | float) and not isinstance(found, bool)):
+        yield where, found
+    elif isinstance(found, msgspec.Struct):
+        for name in found.__struct_fields__:
+            yield from _walk(
+                getattr(found, name), f"{where}: {name}" if ": " not in where else f"{where}.{name}"
+            )
+    elif isinstance(found, Mapping):
+        for name, value in found.items():
+            yield from _walk(value, f"{where}.{name}")
+    elif isinstance(found, tuple):
+        for index, value in enumerate(found):
+            yield from _walk(value, f"{where}[{index}]")
+
+
+def _last(found: Iterator[Any]) -> Any:
+    return next((part for part in reversed(list(found)) if part is not None), None)

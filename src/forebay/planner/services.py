@@ -1,0 +1,159 @@
+"""What simulated episodes wait for: generators whose calls take longer under load, and environments."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Final
+
+from forebay.planner.events import Draws
+from forebay.planner.profile import EnvironmentProfile, GeneratorLevel, GeneratorProfile
+from forebay.planner.scenario import Scenario
+
+_MAX_TABLE: Final = 4096
+
+
+def interpolate(load: float, points: Sequence[tuple[float, float]]) -> float:
+    """Return the value at a load: linear between measured points, and that of the outermost beyond them.
+
+    Args:
+        load: Where.
+        points: (load, value), ascending by load, at least one.
+
+    Example:
+        >>> interpolate(3.0, [(1.0, 0.2), (5.0, 0.6)]), interpolate(9.0, [(1.0, 0.2), (5.0, 0.6)])
+        (0.4, 0.6)
+    """
+    for (low, at_low), (high, at_high) in itertools.pairwise(points):
+        if low <= load <= high:
+            return at_low + (at_high - at_low) * (load - low) / (high - low)
+    return points[0][1] if load <= points[0][0] else points[-1][1]
+
+
+class CallTimes:
+    """How long a model call takes, by how many run on the same generator.
+
+    The load is that at the start of the call. Between two measured loads the mean is interpolated, and the
+    shape is that of the nearer one.
+
+    Args:
+        generator: As measured.
+        slots: Most requests at once.
+        factor: How many times longer all take.
+        rng: Source of randomness.
+    """
+
+    def __init__(self, generator: GeneratorProfile, slots: int, factor: float, rng: random.Random) -> None:
+        points = [(float(level.requests), level.call_s.mean) for level in generator.levels]
+        loads = range(1, min(slots, _MAX_TABLE) + 1)
+        drawn = {id(level): Draws(level.call_s, rng, factor) for level in generator.levels}
+        self._table: list[tuple[Draws, float]] = []
+        for load in loads:
+            level = _nearest(generator.levels, load)
+            mean = level.call_s.mean
+            self._table.append((drawn[id(level)], interpolate(load, points) / mean if mean else 1.0))
+
+    def draw(self, load: int) -> float:
+        """Return the time of a call that makes so many on its generator."""
+        draws, factor = self._table[min(load, len(self._table)) - 1]
+        return draws.draw() * factor
+
+    def mean(self, load: int) -> float:
+        """Return the mean time of a call at a load."""
+        draws, factor = self._table[min(load, len(self._table)) - 1]
+        return draws.mean * factor
+
+
+class EnvironmentTimes:
+    """How long an environment takes, and how often it is called.
+
+    Args:
+        environment: As measured.
+        scenario: What differs from that.
+        tokens_per_turn: Tokens of a turn where none were measured.
+        rng: Source of randomness.
+    """
+
+    def __init__(
+        self, environment: EnvironmentProfile, scenario: Scenario, tokens_per_turn: float, rng: random.Random
+    ) -> None:
+        factor = scenario.environment_factor
+        self._rng = rng
+        self._reset = Draws(environment.reset_s, rng, factor)
+        self._step = Draws(environment.step_s, rng, factor)
+        self._final = Draws(environment.final_step_s or environment.step_s, rng, factor)
+        self._turns = Draws(environment.turns, rng)
+        self._fixed_turns = scenario.turns
+        tokens = environment.tokens_per_turn
+        self._tokens = None if tokens is None else Draws(tokens, rng)
+        self._default_tokens = tokens_per_turn
+        self._straggles, self._straggler_factor = scenario.straggler_probability, scenario.straggler_factor
+        self._fails = max(scenario.failure_probability, _step_failures(environment))
+        self._crowding = _crowding(environment)
+
+    @property
+    def mean_turns(self) -> float:
+        """Mean model calls of an episode."""
+        return float(self._fixed_turns or self._turns.mean)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean tokens of a turn."""
+        return self._default_tokens if self._tokens is None else self._tokens.mean
+
+    @property
+    def mean_step_s(self) -> float:
+        """Mean time of a step that does not end the episode, stragglers included."""
+        return self._step.mean * (1.0 + self._straggles * (self._straggler_factor - 1.0))
+
+    @property
+    def mean_episode_s(self) -> float:
+        """Mean time that an episode spends in the environment when nobody waits and no limit ends it."""
+        return self._reset.mean + self.mean_step_s * (self.mean_turns - 1.0) + self._final.mean
+
+    def reset_s(self, live: int) -> float:
+        """Return the time to pose a task among so many episodes."""
+        return self._reset.draw() * self._crowded(live)
+
+    def step_s(self, final: bool, live: int) -> float:
+        """Return the time of a step among so many episodes."""
+        if final:
+            return self._final.draw() * self._crowded(live)
+        step_s = self._step.draw() * self._crowded(live)
+        if self._straggles and self._rng.random() < self._straggles:
+            step_s *= self._straggler_factor
+        return step_s
+
+    def fails(self) -> bool:
+        """Return whether a step fails."""
+        return bool(self._fails) and self._rng.random() < self._fails
+
+    def turns(self) -> int:
+        """Return the model calls of an episode."""
+        return self._fixed_turns or max(1, round(self._turns.draw()))
+
+    def tokens(self) -> float:
+        """Return the tokens of a turn."""
+        return self._default_tokens if self._tokens is None else self._tokens.draw()
+
+    def _crowded(self, live: int) -> float:
+        return interpolate(float(live), self._crowding) if self._crowding else 1.0
+
+
+def _nearest(levels: Sequence[GeneratorLevel], load: int) -> GeneratorLevel:
+    return min(levels, key=lambda level: abs(level.requests - load))
+
+
+def _step_failures(environment: EnvironmentProfile) -> float:
+    """Return the share of steps that fail, if so many episodes do."""
+    survives = 1.0 - environment.error_rate
+    return float(1.0 - survives ** (1.0 / environment.turns.mean))
+
+
+def _crowding(environment: EnvironmentProfile) -> list[tuple[float, float]]:
+    """Return how many times longer a step takes, by episodes alive; empty if that was not measured."""
+    base = environment.step_s.mean
+    if len(environment.levels) < 2 or base <= 0.0:
+        return []
+    return [(float(level.concurrency), level.step_s.mean / base) for level in environment.levels]

@@ -1,0 +1,275 @@
+"""The simulated learner: its feed, which takes batches ahead, and its steps."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from forebay.planner.buffer import Buffer, LiveGroup
+from forebay.planner.events import Draws, Events
+from forebay.planner.scenario import Scenario
+
+
+class StepTimes:
+    """How long a step takes, by how many trajectories it trains.
+
+    Args:
+        points: (trajectories, factor) of the measured amounts of work, ascending; a factor of 1 is the mean
+            of `shape`.
+        shape: Times of one of them.
+    """
+
+    def __init__(self, points: tuple[tuple[float, float], ...], shape: Draws) -> None:
+        self._points, self._shape = points, shape
+
+    def factor(self, trajectories: float) -> float:
+        """Return how many times the mean of the shape a batch takes; in proportion beyond the measured."""
+        points = self._points
+        if trajectories >= points[-1][0]:
+            return points[-1][1] * trajectories / points[-1][0]
+        for (low, at_low), (high, at_high) in itertools.pairwise(points):
+            if low <= trajectories:
+                return at_low + (at_high - at_low) * (trajectories - low) / (high - low)
+        return points[0][1] * trajectories / points[0][0]
+
+    def draw(self, trajectories: float) -> float:
+        """Return the time of a step over so many."""
+        return self._shape.draw() * self.factor(trajectories)
+
+    def mean(self, trajectories: float) -> float:
+        """Return the mean time of a step over so many."""
+        return self._shape.mean * self.factor(trajectories)
+
+
+class Batch(NamedTuple):
+    """Groups taken for one batch.
+
+    Attributes:
+        version: The version that its first update differentiates.
+        groups: The groups, in order.
+    """
+
+    version: int
+    groups: list[LiveGroup]
+
+
+class Trained(NamedTuple):
+    """What the tokens of a batch came to.
+
+    Attributes:
+        fresh: Trained tokens, by staleness in versions.
+        stale: Tokens that were too old.
+        unscored: Tokens of episodes without a reward.
+        trajectories: Trajectories with a trained token.
+        discarded: Trajectories without one.
+    """
+
+    fresh: Mapping[int, float]
+    stale: float
+    unscored: float
+    trajectories: int
+    discarded: int
+
+
+def tally(batch: Batch, scenario: Scenario) -> Trained:
+    """Return which tokens of a batch are trained, by the loss mask's rule.
+
+    Under `mask` a token is too old by itself; otherwise one such token leaves its whole trajectory out. Each
+    update is checked against the version that it differentiates; a trajectory's tokens count once per epoch.
+
+    Args:
+        batch: What was taken.
+        scenario: The staleness rule and the updates.
+    """
+    limit, masks = scenario.max_staleness, scenario.on_stale == "mask"
+    fresh: defaultdict[int, float] = defaultdict(float)
+    stale = unscored = 0.0
+    trained: set[tuple[str, int]] = set()
+    per_update = len(batch.groups) // scenario.minibatches
+    for update in range(scenario.updates_per_batch):
+        at = (update % scenario.minibatches) * per_update
+        now = batch.version + update
+        for group in batch.groups[at : at + per_update]:
+            for member, result in group.results.items():
+                tokens = sum(count for _, count in result.turns)
+                if not result.scored:
+                    unscored += tokens
+                    continue
+                kept = [(now - version, count) for version, count in result.turns if now - version <= limit]
+                if not masks and len(kept) < len(result.turns):
+                    kept = []
+                if kept:
+                    trained.add((group.record.group_id, member))
+                for age, count in kept:
+                    fresh[age] += count
+                stale += tokens - sum(count for _, count in kept)
+    total = sum(len(group.results) for group in batch.groups)
+    return Trained(fresh, stale, unscored, len(trained), total - len(trained))
+
+
+class Learner:
+    """Takes batches ahead, trains them, publishes; without end, so that the figures are those of a long run.
+
+    Consumes: settled groups. Waits for: enough of them, fresh enough, or an urgent one. Unblocked by: actors
+    and deadlines. Produces: versions.
+
+    Args:
+        scenario: Settings.
+        events: Virtual time.
+        buffer: Where groups come from.
+        steps_s: Times of steps.
+        overhead_s: Time between two steps.
+        take_s: Time to take and pack a batch; None for none.
+        weights_s: Time until published weights sample; None for none.
+        on_weights: Called with a version when its weights sample.
+        on_step: Called after each batch with what it came to.
+
+    Attributes:
+        steps: Batches trained.
+        busy_s: Seconds inside steps.
+        waits_s: Seconds without a batch, by cause.
+        num_looks: Choices asked for.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        events: Events,
+        buffer: Buffer,
+        steps_s: StepTimes,
+        overhead_s: Draws,
+        take_s: Draws | None,
+        weights_s: Draws | None,
+        on_weights: Callable[[int], None],
+        on_step: Callable[[Batch, Trained], None],
+    ) -> None:
+        self._scenario, self._events, self._buffer = scenario, events, buffer
+        self._steps_s, self._overhead_s, self._take_s = steps_s, overhead_s, take_s
+        self._weights_s, self._on_weights, self._on_step = weights_s, on_weights, on_step
+        self._updates = scenario.updates_per_batch
+        self._version = 0  # of the next batch to be taken
+        self._ready: deque[Batch] = deque()
+        self._taking = False  # a batch is being packed
+        self._asking = True
+        self._urgent: str | None = None
+        self._cause, self._since_s = "episodes", 0.0
+        self._unpublished: list[int] = []
+        self.steps = self.num_looks = 0
+        self.busy_s = 0.0
+        self.waits_s: defaultdict[str, float] = defaultdict(float)
+
+    def changed(self, settled: LiveGroup | None) -> None:
+        """Look at the groups if the choice can have changed.
+
+        A batch cannot be made of fewer settled groups than it has, so until then the product's choice is
+        asked for only where a settled group may be too old. Nor while the urgent group could not even wait
+        for the next batch: everything older is settled, so it stays the urgent one until it ends.
+        """
+        if self._taking or not self.has_room:
+            return
+        if self._urgent is not None and self._buffer.running(self._urgent, self._last_chance):
+            return
+        if self._buffer.num_settled >= self._scenario.groups or (settled is not None and self._old(settled)):
+            self.look()
+        else:
+            self.look_at_causes()
+
+    def look(self) -> None:
+        """Take a batch if the rule allows, and give up what it calls too old."""
+        while not self._taking and self.has_room:
+            self.num_looks += 1
+            choice = self._buffer.choose(self._version)
+            self._urgent = choice.urgent
+            if choice.stale:
+                self._buffer.reject(choice.stale, "stale")
+                self._buffer.dispatch()
+            if not choice.take:
+                self._wait("urgent" if choice.urgent else self._buffer.waits_for(choice.missing))
+                return
+            self._take(choice.take)
+
+    def look_at_causes(self) -> None:
+        """Note what is waited for after a group has begun or settled."""
+        if self._urgent is None and not self._taking and self.has_room:
+            missing = max(1, self._scenario.groups - self._buffer.num_settled)
+            self._wait(self._buffer.waits_for(missing))
+
+    def account(self) -> None:
+        """Bring `waits_s` up to now."""
+        if self._asking:
+            self.waits_s[self._cause] += self._events.now_s - self._since_s
+        self._since_s = self._events.now_s
+
+    @property
+    def _last_chance(self) -> int:
+        """The newest start of a group that can be taken now, but not one batch later."""
+        return self._version + 2 * (self._updates - 1) - self._scenario.max_staleness
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a batch may be taken ahead."""
+        return len(self._ready) < self._scenario.prefetch + self._asking
+
+    def _old(self, group: LiveGroup) -> bool:
+        start = group.outstanding.start
+        return start is not None and start.version < self._version - self._scenario.max_staleness
+
+    def _wait(self, cause: str) -> None:
+        self.account()
+        self._cause = cause
+
+    def _take(self, group_ids: tuple[str, ...]) -> None:
+        batch = Batch(self._version, self._buffer.take(group_ids))
+        if not tally(batch, self._scenario).trajectories:
+            self._buffer.give_up(batch.groups)
+            self._buffer.dispatch()
+            return
+        self._version += self._updates
+        self._wait("packing")
+        self._taking = True
+        self._events.after(0.0 if self._take_s is None else self._take_s.draw(), self._taken, batch)
+
+    def _taken(self, batch: Batch) -> None:
+        self._taking = False
+        self._ready.append(batch)
+        if self._asking:
+            self._begin()
+        self.look()
+
+    def _begin(self) -> None:
+        """Train the next batch; it is ready."""
+        self.account()
+        self._asking = False
+        batch = self._ready.popleft()
+        trained = tally(batch, self._scenario)
+        step_s = self._steps_s.draw(trained.trajectories)
+        self._events.after(step_s, self._trained, (batch, trained, step_s))
+
+    def _trained(self, done: tuple[Batch, Trained, float]) -> None:
+        batch, trained, step_s = done
+        self.account()
+        self.steps += 1
+        self.busy_s += step_s
+        self._on_step(batch, trained)
+        overhead_s = self._overhead_s.draw()
+        self.waits_s["overhead"] += overhead_s
+        self._events.after(overhead_s, self._published, batch)
+
+    def _published(self, batch: Batch) -> None:
+        self._unpublished.append(len(batch.groups))
+        version = batch.version + self._updates
+        if self.steps % self._scenario.publish_every == 0:
+            self._buffer.publish(version, sum(self._unpublished))
+            self._unpublished.clear()
+            delay_s = 0.0 if self._weights_s is None else self._weights_s.draw()
+            self._events.after(delay_s, self._on_weights, version)
+            self._buffer.dispatch()
+        self.account()
+        self._asking = True
+        if self._ready:
+            self._begin()
+        else:
+            self._cause = "packing" if self._taking else self._cause
+        self.look()
