@@ -20,6 +20,7 @@ from forebay.launch.probes.interpreter import look_at_copies
 from forebay.launch.probes.network import look_at_port
 from forebay.learner.run_directory import RunLayout
 from forebay.models.config import ModelConfig
+from forebay.models.mesh_axes import check_divisible
 from forebay.store.file_systems import existing, refuse_network_filesystem
 from forebay.telemetry.sinks import check_sinks
 from forebay.trajectory import Task
@@ -47,6 +48,7 @@ def preflight(config: RunConfig, path: Path, *, with_servers: bool = True) -> No
     check_telemetry(config)
     check_environments(config)
     model = check_model_files(config)
+    check_divisible(model, config.mesh.model_dump())
     divide_cpus(sorted(os.sched_getaffinity(0)), config.launch.learner_cpus, config.launch.other_cpus)
     check_token(config)
     if not config.generator.vllm:

@@ -32,10 +32,11 @@ from forebay.learner.placing import put
 from forebay.learner.program_table import Compiled, Program, ProgramTable, Shape, log_compiled
 from forebay.learner.train_step import Accumulator, StepStats, TrainState, new_state
 from forebay.models.config import ModelConfig
+from forebay.models.mesh_axes import check_divisible
 from forebay.models.params import Params
 from forebay.models.router_loss import NO_ROUTER_LOSS, RouterLoss
 from forebay.models.settings import ComputeSettings
-from forebay.models.sharding import check_divisible, parameter_specs, row_spec, shardings
+from forebay.models.sharding import parameter_specs, row_spec, shardings
 from forebay.models.value_head import value_head_specs, with_value_head, without_value_head
 from forebay.objectives.surrogate import Objective, ValueLoss
 
@@ -74,7 +75,7 @@ class TrainPrograms:
         value_scale: float = 1.0,
         of_routers: RouterLoss = NO_ROUTER_LOSS,
     ) -> None:
-        check_divisible(config, mesh)
+        check_divisible(config, mesh.shape)
         self._config = config
         self._mesh = mesh
         self._has_critic = value_loss is not None

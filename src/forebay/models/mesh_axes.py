@@ -5,7 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
+
+from forebay.errors import ConfigError
+from forebay.models.config import ModelConfig
+from forebay.models.layout import axis_sizes
 
 MESH_AXIS_NAMES: Final = ("data", "fsdp", "context", "tensor", "expert")
 # Mesh axes that split the rows of a batch.
@@ -19,3 +24,23 @@ PARAMETER_AXES: Final = {
     "mlp": "tensor",
     "experts": "expert",
 }
+
+
+def check_divisible(config: ModelConfig, mesh: Mapping[str, int]) -> None:
+    """Refuse a model whose axes the mesh cannot split evenly.
+
+    Args:
+        config: The model.
+        mesh: Size of every mesh axis, by its name.
+
+    Raises:
+        ConfigError: Names the axis, its length and the mesh size.
+    """
+    for axis, size in axis_sizes(config).items():
+        mesh_axis = PARAMETER_AXES.get(axis)
+        if mesh_axis is not None and size % mesh[mesh_axis]:
+            raise ConfigError(
+                f"the mesh cannot split the model: {axis} {size} is not a multiple of {mesh_axis}",
+                got=mesh[mesh_axis],
+                remedy=f"Choose mesh.{mesh_axis} among the divisors of {size}.",
+            )

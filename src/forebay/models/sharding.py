@@ -31,7 +31,7 @@ from jaxtyping import Array, DTypeLike, Float, Shaped
 
 from forebay.errors import ConfigError
 from forebay.models.config import ModelConfig
-from forebay.models.layout import Parameter, axis_sizes, parameters_of, place
+from forebay.models.layout import Parameter, parameters_of, place
 from forebay.models.mesh_axes import MESH_AXIS_NAMES, PARAMETER_AXES, ROW_AXES
 from forebay.models.settings import MeshSettings
 
@@ -199,22 +199,6 @@ def make_mesh(settings: MeshSettings, devices: Sequence[jax.Device] | None = Non
     else:
         grid = mesh_utils.create_device_mesh(sizes, used, allow_split_physical_axes=True)
     return Mesh(grid, MESH_AXIS_NAMES, axis_types=(AxisType.Auto,) * len(MESH_AXIS_NAMES))
-
-
-def check_divisible(config: ModelConfig, mesh: Mesh) -> None:
-    """Refuse a model whose axes the mesh cannot split evenly.
-
-    Raises:
-        ConfigError: Names the axis, its length and the mesh size.
-    """
-    for axis, size in axis_sizes(config).items():
-        mesh_axis = PARAMETER_AXES.get(axis)
-        if mesh_axis is not None and size % mesh.shape[mesh_axis]:
-            raise ConfigError(
-                f"the mesh cannot split the model: {axis} {size} is not a multiple of {mesh_axis}",
-                got=mesh.shape[mesh_axis],
-                remedy=f"Choose mesh.{mesh_axis} among the divisors of {size}.",
-            )
 
 
 def check_rows(shape: tuple[int, int], mesh: Mesh) -> None:

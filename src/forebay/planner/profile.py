@@ -268,7 +268,8 @@ def require(profile: Profile, parts: Iterable[str], what: str) -> None:
         raise ConfigError(
             f"{what} needs parts that the profile does not have: {', '.join(missing)}",
             got=", ".join(profile.parts) or "no parts",
-            remedy=f"Measure them with {_MEASURE}, and name both files: they are merged.",
+            remedy=f"{_MEASURE} measures environments; write the others by hand (docs/how-to/plan.md), and "
+            "name all files: they are merged.",
         )
 
 

@@ -74,3 +74,9 @@ def test_a_new_model_gets_a_padded_vocabulary_and_the_tokenizer_s_stop_tokens() 
     model, chat = resolve_model(load_config(None, ["model.vocab_multiple=48"]))
     assert (model.vocab_size, model.num_real_tokens) == (96, small_chat().vocabulary) == (96, chat.vocabulary)
     assert model.eos_ids == chat.stop_tokens
+
+
+def test_a_mesh_that_cannot_split_the_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = load_config(None, ["mesh.tensor=3"])
+    with pytest.raises(ConfigError, match=r"is not a multiple of tensor \(got 3\)"):
+        preflight.preflight(config, tmp_path / "run")

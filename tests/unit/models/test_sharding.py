@@ -10,12 +10,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from forebay.errors import ConfigError
-from forebay.models.mesh_axes import MESH_AXIS_NAMES
+from forebay.models.mesh_axes import MESH_AXIS_NAMES, check_divisible
 from forebay.models.settings import MeshSettings
 from forebay.models.sharding import (
     UNSHARDED,
     Axes,
-    check_divisible,
     check_rows,
     make_mesh,
     parameter_specs,
@@ -68,7 +67,7 @@ def test_an_axis_of_size_1_is_none() -> None:
 )
 def test_a_model_that_cannot_be_split_is_refused(settings: MeshSettings, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_divisible(tiny.CONFIG, make_mesh(settings))
+        check_divisible(tiny.CONFIG, make_mesh(settings).shape)
 
 
 @pytest.mark.parametrize(
