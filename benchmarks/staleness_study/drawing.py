@@ -116,7 +116,9 @@ def _axes(chart: Chart, frame: _Frame) -> list[str]:
             f'<rect x="{_LEFT}" y="{top:.1f}" width="{right - _LEFT}" height="{frame.y(low) - top:.1f}" '
             'fill="#e8eef4"/>'
         )
-        parts.append(_text(right - 6, top - 5, meaning, anchor="end", color="#58708a"))
+        # Above the band, clear of the highest grid line; else below it.
+        below = top - 20 < _TOP
+        parts.append(_text(_LEFT + 6, frame.y(low) + 14 if below else top - 5, meaning, color="#58708a"))
     for value in frame.ticks_y:
         y = frame.y(value)
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"/>')
