@@ -33,7 +33,8 @@ soak: setup  ## kill processes of a store and of a run at random moments, cut it
 	$(RUN) tests/system/power_loss.py --crashes 500
 	$(RUN) tests/system/soak.py --kills 20
 	$(RUN) tests/system/soak.py --kills 20 --redis
-	$(RUN) -m pytest -m soak tests/numerics/test_gang_training.py tests/system/test_gang_kills.py
+	$(RUN) -m pytest -m soak tests/numerics/test_gang_training.py tests/system/test_gang_kills.py \
+		tests/golden/test_lora.py tests/numerics/test_lora.py tests/system/test_lora_run.py
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 $(RUN) -m tests.numerics.meshes
 
 docs: setup  ## build the documentation into site/

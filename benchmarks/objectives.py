@@ -162,6 +162,7 @@ def _objective_call(settings: ObjectiveSettings, rows: TrainRows) -> Callable[[]
                 rows.segment_ids,
                 rows.staleness,
                 rows.behavior_logprobs,
+                np.full_like(rows.behavior_logprobs, 1.5),
             ),
         )
     )

@@ -9,7 +9,8 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -94,6 +95,8 @@ def _spelled(kind: Any) -> str:
         return "table"
     if type(None) in arguments:
         return _spelled(next(item for item in arguments if item is not type(None)))
+    if origin in (Union, UnionType):
+        return " or ".join(map(_spelled, arguments))
     return {bool: "true or false", int: "integer", float: "number", str: "string", Path: "path"}.get(
         kind, "table"
     )

@@ -56,6 +56,6 @@ def _trainer(problem: str, objective: str, rate: float) -> Trainer:
     recipe = Recipe(
         objective_of(problem, objective),
         rate * found.config.optimizer.learning_rate,
-        OPTIMIZERS.get(objective, {}),
+        {"drift_price": 0.0} | OPTIMIZERS.get(objective, {}),
     )
     return Trainer(found, recipe)

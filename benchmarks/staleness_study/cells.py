@@ -16,6 +16,7 @@ MARGIN: Final = 0.03  # of the range of rewards; fixed before the first run
 LAGS: Final = (0, 1, 2, 4, 8, 16)
 SEEDS: Final = tuple(range(5))
 MORE_SEEDS: Final = tuple(range(5, 10))  # where five leave a verdict open that matters
+TRIAL_SEEDS: Final = tuple(range(20, 23))  # choose what the others judge
 SYNCHRONOUS: Final = "default"
 PROBLEMS: Final = ("calculator", "frozenlake")
 
@@ -50,7 +51,20 @@ OBJECTIVES: Final[dict[str, dict[str, Any]]] = {
     "cispo": {"preset": "cispo", "advantage": "group_mean"},
     "gspo": {"preset": "gspo", "advantage": "group_mean"},
     "dppo": {"preset": "dppo"},
+    "m2po": {"preset": "m2po", "advantage": "group_mean"},
+    "bapo": {"preset": "bapo", "advantage": "group_mean"},
 }
+# Objective and rate of what is tried for the target; and the objective that is judged, which is what a user
+# gets: the default with the optimizer's default.
+TRIED: Final = (
+    ("default_drift", 1.0),
+    ("default", 0.5),
+    ("default", LOW_RATE),
+    ("default", 1.0),
+    ("m2po", 1.0),
+    ("bapo", 1.0),
+)
+CHOSEN: Final = ("default_drift",)
 # Of the optimizer, by the name of the objective.
 OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
     "vcpo": {"ess_scaling": True},
@@ -61,6 +75,9 @@ OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
 
 class Scale(NamedTuple):
     """How long runs are.
+
+    A `long` run is compared with a synchronous `full` one at the problem's own rate: what does the time that
+    the lag saves buy?
 
     Attributes:
         steps: Optimizer steps.
@@ -80,6 +97,8 @@ class Scale(NamedTuple):
 SCALES: Final = {
     ("full", "calculator"): Scale(100, (25, 50, 75, 84, 92, 100), 3, 384),
     ("full", "frozenlake"): Scale(60, (15, 30, 45, 52, 56, 60), 3, 384),
+    ("long", "calculator"): Scale(250, (50, 100, 150, 200, 234, 242, 250), 3, 384),
+    ("long", "frozenlake"): Scale(135, (30, 60, 90, 120, 127, 131, 135), 3, 384),
     ("quick", "calculator"): Scale(6, (6,), 1, 32),
     ("quick", "frozenlake"): Scale(6, (6,), 1, 32),
 }
@@ -129,10 +148,16 @@ class Cell(NamedTuple):
         return SCALES[self.scale, self.problem]
 
     @property
+    def is_longer(self) -> bool:
+        """Whether it may take more steps than the synchronous run that it is compared with."""
+        return self.scale == "long"
+
+    @property
     def name(self) -> str:
         """What it is called, without the seed."""
         rate = "" if self.rate == 1.0 else f" x{self.rate:g}"
-        return f"{self.problem} {self.objective}{rate} {self.regime} {self.lag}"
+        scale = "" if self.scale == "full" else f" {self.scale}"
+        return f"{self.problem} {self.objective}{rate} {self.regime} {self.lag}{scale}"
 
 
 def fingerprint(cell: Cell, problem_fingerprint: str, timing: Timing) -> str:
@@ -157,6 +182,8 @@ def fingerprint(cell: Cell, problem_fingerprint: str, timing: Timing) -> str:
 
 def plan() -> Iterator[Cell]:
     """Yield every cell of the study, the most important first; whoever runs them stops when time is up."""
+    yield from _target()
+    yield from _trials()
     yield from _at_eight()
     yield from _on_the_clock()
     yield from _other_lags()
@@ -166,6 +193,29 @@ def plan() -> Iterator[Cell]:
         yield from _each(problem, ("default",), "controlled", (0, 8), seeds=MORE_SEEDS)
         yield from _each(problem, ("default",), "controlled", (0, 8), LOW_RATE, MORE_SEEDS)
         yield from _each(problem, ("default",), "wait", (0, 8), seeds=MORE_SEEDS)
+
+
+def _trials() -> Iterator[Cell]:
+    """Yield what chooses a default for the target, on seeds that judge nothing."""
+    for problem in PROBLEMS:
+        yield from _each(problem, ("default",), "controlled", (0,), seeds=TRIAL_SEEDS)
+    for seed in TRIAL_SEEDS:
+        for problem in PROBLEMS:
+            for objective, rate in TRIED:
+                yield Cell(problem, objective, "controlled", 8, seed, rate, "long")
+
+
+def _target() -> Iterator[Cell]:
+    """Yield what judges the choice: longer runs at lag 8 against synchronous ones."""
+    for seeds in (SEEDS, MORE_SEEDS):
+        for problem in PROBLEMS:
+            yield from _each(problem, ("default",), "controlled", (0,), seeds=seeds)
+            yield from _each(problem, CHOSEN, "controlled", (8,), seeds=seeds, scale="long")
+        for problem in PROBLEMS:
+            yield from _each(problem, ("default",), "wait", (0,), seeds=seeds)
+            yield from _each(problem, CHOSEN, "wait", (8,), seeds=seeds, scale="long")
+    for problem in PROBLEMS:
+        yield from _each(problem, ("default",), "controlled", (0,), scale="long")
 
 
 def _at_eight() -> Iterator[Cell]:
@@ -181,6 +231,8 @@ def _at_eight() -> Iterator[Cell]:
         yield from _each(problem, first[1:5], "controlled", (8,), LOW_RATE)
     for problem in PROBLEMS:
         yield from _each(problem, ("cispo", "gspo", "decoupled"), "controlled", (8,))
+    for problem in PROBLEMS:
+        yield from _each(problem, ("m2po", "bapo"), "controlled", (8,))
     for problem in PROBLEMS:
         others = ("icepop", "vcpo", "a3po", "uncorrected")
         yield from _each(problem, others, "controlled", (8,), seeds=SEEDS[:3])
@@ -224,6 +276,7 @@ def _each(
     lags: tuple[int, ...],
     rate: float = 1.0,
     seeds: tuple[int, ...] = SEEDS,
+    scale: str = "full",
 ) -> Iterator[Cell]:
     """Yield cells lag by lag; at lag 0 all token-level objectives have one gradient, so one of them runs."""
     for lag in lags:
@@ -231,4 +284,4 @@ def _each(
             if lag == 0 and objective not in (SYNCHRONOUS, "gspo"):
                 continue
             for seed in seeds:
-                yield Cell(problem, objective, regime, lag, seed, rate)
+                yield Cell(problem, objective, regime, lag, seed, rate, scale)

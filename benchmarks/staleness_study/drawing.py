@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
-_WIDTH, _HEIGHT = 760, 400
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 210, 36, 48
+_WIDTH, _HEIGHT = 790, 400
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 240, 36, 48
+_ENTRY = 18  # of the legend
 _COLORS: Final = (
     "#4878a8", "#d1605e", "#5a9e57", "#b07aa1", "#e49444", "#6f6f6f",
     "#85b6b2", "#a87c5f", "#d7a6c8", "#9c9c3c", "#1f3f5f",
@@ -78,10 +79,11 @@ class _Frame:
 def draw(chart: Chart) -> str:
     """Return a chart as the text of an SVG file."""
     frame = _Frame(chart)
+    height = max(_HEIGHT, _TOP + _ENTRY * (len(chart.series) + 1))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         'font-family="sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
+        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
         _text(_LEFT, 22, chart.title, size=14),
         *_axes(chart, frame),
     ]
@@ -89,7 +91,7 @@ def draw(chart: Chart) -> str:
         # Side by side where they share an x, so that error bars can be told apart.
         shift = 5.0 * (number - (len(chart.series) - 1) / 2.0) if chart.even else 0.0
         parts += _line(series, frame, number, shift)
-        y = _TOP + 12 + 18 * number
+        y = _TOP + 12 + _ENTRY * number
         x = _WIDTH - _RIGHT + 14
         paint = f'stroke="{_color(number)}" fill="{_fill(number)}"'
         parts.append(f'<rect x="{x}" y="{y - 9}" width="14" height="5" {paint}/>')

@@ -8,12 +8,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks.staleness_study.cells import MARGIN, SYNCHRONOUS, Cell, Regime
+from benchmarks.staleness_study.cells import MARGIN, SYNCHRONOUS, TRIAL_SEEDS, Cell, Regime
 from benchmarks.staleness_study.drawing import Chart, Point, Series, draw
 from benchmarks.staleness_study.inference import Difference, Mean, compare, mean_of
 from benchmarks.staleness_study.results import Result
 
 ON_THE_CLOCK: Final[tuple[Regime, ...]] = ("wait", "drop", "mask")
+_LONGER: Final = (
+    "Longer runs, each compared with a synchronous one of the usual length at the problem's own rate:"
+)
+_LONGER_TIMED: Final = "The same on the clock:"
+_TRIALS: Final = "Trials, on seeds that judge nothing, compared likewise:"
 _MARKS: Final = ("<!-- results: begin -->", "<!-- results: end -->")
 
 
@@ -32,6 +37,7 @@ class Row(NamedTuple):
             reason; a deadline that left no reward is one.
         unscored: Share of the trained batches' episodes that a deadline left without a reward.
         masked: Share of the sampled tokens of trained batches that were left out as too old.
+        trial: Whether its seeds judge nothing.
     """
 
     cell: Cell
@@ -44,26 +50,38 @@ class Row(NamedTuple):
     discarded: float
     unscored: float
     masked: float
+    trial: bool
 
 
 def rows_of(results: Iterable[Result]) -> list[Row]:
-    """Return a row for every cell that has a result, in the order of first results."""
+    """Return a row for every cell that has a result, in the order of first results.
+
+    Seeds of trials have rows of their own, of long runs alone: others are what those are compared with.
+    """
     by_cell: defaultdict[Cell, dict[int, Result]] = defaultdict(dict)
     for result in results:
         by_cell[result.cell._replace(seed=0)][result.cell.seed] = result
-    return [_row(cell, found, by_cell.get(baseline_of(cell), {})) for cell, found in by_cell.items()]
+    rows = []
+    for cell, found in by_cell.items():
+        for trial in (False, True) if cell.is_longer else (False,):
+            shown = {seed: result for seed, result in found.items() if (seed in TRIAL_SEEDS) == trial}
+            if shown:
+                rows.append(_row(cell, shown, by_cell.get(baseline_of(cell), {}), trial))
+    return rows
 
 
 def baseline_of(cell: Cell) -> Cell:
     """Return the synchronous cell that one is compared with.
 
-    Without a lag every token-level objective has the same gradient, so that one of them stands for all.
+    Without a lag every token-level objective has the same gradient, so that one of them stands for all. A
+    long run is compared with a shorter one at the rate that is best without a lag.
     """
     regime: Regime = "wait" if cell.regime in ON_THE_CLOCK else "controlled"
-    return cell._replace(objective=SYNCHRONOUS, regime=regime, lag=0, seed=0)
+    base = cell._replace(objective=SYNCHRONOUS, regime=regime, lag=0, seed=0)
+    return base._replace(rate=1.0, scale="full") if cell.is_longer else base
 
 
-def _row(cell: Cell, found: Mapping[int, Result], base: Mapping[int, Result]) -> Row:
+def _row(cell: Cell, found: Mapping[int, Result], base: Mapping[int, Result], trial: bool) -> Row:
     rewards = {seed: result.reward for seed, result in found.items()}
     baseline = {seed: result.reward for seed, result in base.items()}
     names = next(iter(found.values())).means
@@ -82,6 +100,7 @@ def _row(cell: Cell, found: Mapping[int, Result], base: Mapping[int, Result]) ->
         discarded=_discarded(found.values()),
         unscored=_share(found.values(), "unscored", "episodes"),
         masked=_share(found.values(), "masked", "masked", "tokens"),
+        trial=trial,
     )
 
 
@@ -112,6 +131,7 @@ def as_json(rows: Sequence[Row], missing: int) -> dict[str, Any]:
             {
                 **row.cell._replace(seed=0)._asdict(),
                 "seeds": row.reward.count,
+                "trial": row.trial,
                 "reward": round(row.reward.mean, 4),
                 "difference": _finite(row.difference.mean),
                 "difference_low": _finite(row.difference.low),
@@ -128,7 +148,7 @@ def as_json(rows: Sequence[Row], missing: int) -> dict[str, Any]:
     }
 
 
-def table(rows: Sequence[Row], problem: str, regimes: tuple[Regime, ...]) -> str:
+def table(rows: Sequence[Row], problem: str, regimes: tuple[Regime, ...], title: str = "") -> str:
     """Return the Markdown table of one problem under some regimes; nothing if there are no results."""
     timed = regimes == ON_THE_CLOCK
     mine = [row for row in rows if row.cell.problem == problem and row.cell.regime in regimes]
@@ -140,7 +160,8 @@ def table(rows: Sequence[Row], problem: str, regimes: tuple[Regime, ...]) -> str
     head += ["masked", "discarded", "without reward", "virtual s", "speed"] if timed else []
     lines = [head, ["---"] * len(head)]
     lines += [[*_learned(row), *(_clocked(row) if timed else [])] for row in mine]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    found = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{title}\n\n{found}" if title else found
 
 
 def _learned(row: Row) -> list[str]:
@@ -175,6 +196,7 @@ def _clocked(row: Row) -> list[str]:
 def charts(results: Sequence[Result], rows: Sequence[Row], problem: str) -> dict[str, Chart]:
     """Return the charts of one problem by name; those without data are left out."""
     mine = [row for row in rows if row.cell.problem == problem and row.cell.regime == "controlled"]
+    mine = [row for row in mine if not row.cell.is_longer]
     found: dict[str, Chart] = {}
     base = next((row for row in mine if row.cell == baseline_of(row.cell) and row.cell.rate == 1.0), None)
     if base is not None and len(mine) > 1:
@@ -215,7 +237,9 @@ def _lag_of(row: Row) -> int:
 
 
 def _label(cell: Cell) -> str:
-    return cell.objective + ("" if cell.rate == 1.0 else f" (rate × {cell.rate:g})")
+    rate = "" if cell.rate == 1.0 else f" (rate × {cell.rate:g})"
+    steps = f", {cell.length.steps} steps" if cell.is_longer else ""
+    return cell.objective + rate + steps
 
 
 def _against_time(results: Sequence[Result], problem: str) -> tuple[Series, ...]:
@@ -246,7 +270,14 @@ def write_pages(results: Sequence[Result], page: Path, assets: Path, problems: S
             file = assets / f"staleness-{problem}-{name}.svg"
             file.write_text(draw(chart))
             parts.append(f"![{chart.title}](../assets/{file.name})")
-        parts += [table(rows, problem, ("controlled", "spread")), table(rows, problem, ON_THE_CLOCK)]
+        usual = [row for row in rows if not row.cell.is_longer]
+        judged = [row for row in rows if row.cell.is_longer and not row.trial]
+        parts += [table(usual, problem, ("controlled", "spread")), table(usual, problem, ON_THE_CLOCK)]
+        parts += [
+            table(judged, problem, ("controlled",), _LONGER),
+            table(judged, problem, ON_THE_CLOCK, _LONGER_TIMED),
+            table([row for row in rows if row.trial], problem, ("controlled",), _TRIALS),
+        ]
     before, after = (re.escape(mark) for mark in _MARKS)
     body = "\n\n".join([_MARKS[0], *filter(None, parts), _MARKS[1]])
     text = re.sub(f"{before}.*{after}", lambda _: body, page.read_text(), flags=re.DOTALL)

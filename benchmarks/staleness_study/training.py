@@ -7,17 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks.staleness_study.problems import Problem
 from forebay.batching.batch import Batch
 from forebay.batching.ladder import build_ladder
 from forebay.batching.packing import Bucket
 from forebay.batching.updates import build_updates
+from forebay.learner.annotations import Annotator, ProximalLogprobs
+from forebay.learner.clip_bounds import ClipBounds
 from forebay.learner.programs import TrainPrograms
 from forebay.learner.train_step import StepStats, TrainState, snapshot
 from forebay.models.params import Params
 from forebay.models.sharding import make_mesh
-from forebay.objectives.build import build_objective
+from forebay.objectives.build import annotations_of, build_objective
+from forebay.objectives.clip_rules import build_clip_rule
 from forebay.objectives.denominators import batch_denominator
 from forebay.objectives.inputs import summarize
 from forebay.objectives.settings import ObjectiveSettings, build_batch_advantages
@@ -98,12 +102,17 @@ class Trainer:
             optimizer,
             build_objective(recipe.objective),
             config.compute,
+            annotations_of(recipe.objective),
         )
-        self._programs.warm_up(self._ladder)
+        rule = build_clip_rule(recipe.objective)
+        self._annotators = () if rule is None else (ProximalLogprobs(self._programs), ClipBounds(rule))
+        scored = {jnp.dtype(jnp.float32)} if self._annotators else set()
+        self._programs.warm_up(self._ladder, scored_dtypes=scored)
 
     def begin(self) -> Training:
         """Return a training at version 0 with the warm start's weights."""
-        return Training(self._programs, self._programs.init_state(self._problem.params))
+        state = self._programs.init_state(self._problem.params)
+        return Training(self._programs, state, self._annotators)
 
     def pack(
         self,
@@ -132,19 +141,25 @@ class Training:
     Args:
         programs: Compiled.
         state: Parameters and optimizer; donated to the first step.
+        annotators: Write what the objective wants to know of a batch, in this order.
 
     Attributes:
         steps: One per batch.
     """
 
-    def __init__(self, programs: TrainPrograms, state: TrainState) -> None:
+    def __init__(
+        self, programs: TrainPrograms, state: TrainState, annotators: Sequence[Annotator] = ()
+    ) -> None:
         self._programs = programs
+        self._annotators = annotators
         self._state = state
         self._accumulator = programs.zeros()
         self.steps: list[Step] = []
 
     def train(self, batch: Batch) -> Params:
         """Take one optimizer step as the learner does; return a host copy of the parameters that it made."""
+        for annotator in self._annotators:
+            (batch,) = annotator.annotate(self._state.params, (batch,))
         for micro in batch.micro_batches:
             rows = self._programs.place(micro.rows)
             self._accumulator = self._programs.accumulate(

@@ -221,6 +221,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         metrics: Numbers that the environment reports; finite.
         tokenizer: Fingerprint of the tokenizer that made the ids.
         model: Fingerprint of the architecture that was sampled.
+        reset_s: Time of the environment's reset; None in frames of format 1, which do not say.
     """
 
     trajectory_id: str
@@ -244,6 +245,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     metrics: dict[str, float] = {}
     tokenizer: str = ""
     model: str = ""
+    reset_s: float | None = None
 
     def __post_init__(self) -> None:
         for what in ("trajectory_id", "run_id", "group_id", "task_id", "environment"):
@@ -263,7 +265,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
                 raise RecordError(
                     "bad_metric", f"metric {name[:MAX_NAME_LENGTH]!r} must be finite", got=value
                 )
-        if not all(map(math.isfinite, (self.started_s, self.finished_s, self.admission_s))):
+        times_s = (self.started_s, self.finished_s, self.admission_s, self.reset_s or 0.0)
+        if not all(map(math.isfinite, times_s)):
             raise RecordError("bad_time", "times must be finite")
         _check_steps(self.steps)
         num_steps = len(self.steps)

@@ -36,7 +36,7 @@ from forebay.trajectory import (
     VersionSpan,
 )
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_FRAME_BYTES: Final = 1 << 30
 _MAGIC: Final = b"FBAY"
@@ -77,9 +77,10 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     tokenizer: str
     model: str
     sequences: tuple[_SequenceHeader, ...]
+    reset_s: float | None = None  # since format 2
 
 
-_SCALARS: Final = _Header.__struct_fields__[:-1]
+_SCALARS: Final = tuple(name for name in _Header.__struct_fields__ if name != "sequences")
 _scalars_of = operator.attrgetter(*_SCALARS)
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Header)
@@ -179,7 +180,8 @@ def _encode_header(trajectory: Trajectory) -> bytes:
         for sequence in trajectory.sequences
     )
     try:
-        header = _encoder.encode(_Header(*(*_scalars_of(trajectory), sequences)))
+        *scalars, reset_s = _scalars_of(trajectory)
+        header = _encoder.encode(_Header(*(*scalars, sequences, reset_s)))
     except (TypeError, UnicodeEncodeError) as error:
         raise WireError("bad_value", f"trajectory has a field without a JSON form: {error}") from error
     if len(header) > MAX_HEADER_BYTES:

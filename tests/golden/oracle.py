@@ -32,6 +32,12 @@ class Recipe:
     ratio: str = "token"
     clip_low: float = 0.2
     clip_high: float = 0.28
+    clip_rule: str = "fixed"
+    second_moment_limit: float = 0.04
+    balance_target: float = 1.0
+    balance_clip_low: float = 0.2
+    balance_clip_high: float = 1.0
+    balance_step: float = 0.05
     dual_clip: float = math.inf
     tv_limit: float = 0.15
     correction: str = "token_tis"
@@ -125,7 +131,52 @@ def divergence(batch: Batch) -> dict[str, float]:
     }
 
 
+def clip_bounds(batch: Batch, recipe: Recipe) -> tuple[float, float]:
+    """The bounds of a ratio that is clipped, below and above 1."""
+    low, high = 1 - recipe.clip_low, 1 + recipe.clip_high
+    moves = [
+        (math.exp(token.current - token.behavior), token.advantage)
+        for sequence in batch
+        for token in sequence
+        if token.trained
+    ]
+    if recipe.clip_rule == "second_moment":
+        width = _second_moment_width(moves, recipe.second_moment_limit)
+        return min(low, math.exp(-width)), max(high, math.exp(width))
+    if recipe.clip_rule == "balance":
+        low_end, high_end = 1 - recipe.balance_clip_low, 1 + recipe.balance_clip_high
+        while _imbalance(moves, low, high, recipe.balance_target) < 0 and low < low_end:
+            low = min(low_end, low + recipe.balance_step)
+        while _imbalance(moves, low, high, recipe.balance_target) < 0 and high < high_end:
+            high = min(high_end, high + recipe.balance_step)
+    return low, high
+
+
+def _second_moment_width(moves: Sequence[tuple[float, float]], limit: float) -> float:
+    """By bisection: where pushed log-ratios are to be cut so that their mean square is `limit`."""
+    pushed = [abs(math.log(ratio)) for ratio, advantage in moves if advantage * math.log(ratio) > 0]
+    low, high = 0.0, 20.0
+    for _ in range(200):
+        width = (low + high) / 2
+        if sum(min(one, width) ** 2 for one in pushed) <= limit * len(pushed):
+            low = width
+        else:
+            high = width
+    return low
+
+
+def _imbalance(moves: Sequence[tuple[float, float]], low: float, high: float, target: float) -> float:
+    """What good tokens contribute, less what they should, given the bad ones."""
+    total = 0.0
+    for ratio, advantage in moves:
+        total += advantage * min(ratio, high) if advantage > 0 else target * advantage * max(ratio, low)
+    return total
+
+
 def _loss(moved: Batch, frozen: Batch, recipe: Recipe) -> float:
+    if recipe.clip_rule != "fixed":
+        low, high = clip_bounds(frozen, recipe)
+        recipe = replace(recipe, clip_rule="fixed", clip_low=1 - low, clip_high=high - 1)
     totals, counts = [], []
     for sequence, still in zip(moved, frozen, strict=True):
         gone = rejected(still, recipe)

@@ -26,6 +26,7 @@ from forebay.objectives.build import build_objective
 from forebay.objectives.corrections import truncated_weight
 from forebay.objectives.reductions import sum_over_sequences, sum_over_tokens
 from tests.golden import oracle
+from tests.unit.objectives.driver import clip_bounds_of
 
 CASES = json.loads((Path(__file__).parent / "expected.json").read_text())
 NAN = math.nan
@@ -58,6 +59,7 @@ def evaluate(
         packed.segment_ids,
         packed.staleness,
         packed.reference_logprobs,
+        clip_bounds_of(settings, packed, packed),
     )
     if denominator is None:
         denominator = batch_denominator(settings, count_fresh(packed.loss_mask, packed.segment_ids))
@@ -65,7 +67,7 @@ def evaluate(
     (loss, sums), grad = function(
         jnp.asarray(packed.logprobs),
         jnp.asarray(packed.entropy),
-        LossInputs(*map(jnp.asarray, inputs)),
+        LossInputs(*(None if array is None else jnp.asarray(array) for array in inputs)),
         jnp.float32(denominator),
     )
     assert all(value.dtype == jnp.float32 and value.shape == () for value in sums)
@@ -105,6 +107,12 @@ def settings_of(recipe: oracle.Recipe) -> ObjectiveSettings:
         ratio=recipe.ratio,
         clip_low=recipe.clip_low,
         clip_high=recipe.clip_high,
+        clip_rule=recipe.clip_rule,
+        second_moment_limit=recipe.second_moment_limit,
+        balance_target=recipe.balance_target,
+        balance_clip_low=recipe.balance_clip_low,
+        balance_clip_high=recipe.balance_clip_high,
+        balance_step=recipe.balance_step,
         dual_clip=None if math.isinf(recipe.dual_clip) else recipe.dual_clip,
         tv_limit=recipe.tv_limit,
         correction=recipe.correction,
@@ -145,6 +153,20 @@ UNCOMPILED = {
         proximal="interpolated", ratio="sequence", clip_low=0.01, clip_high=0.02, correction="sequence_tis"
     ),
     "ppo-dual": oracle.Recipe(loss="ppo_clip", dual_clip=1.2),
+    "m2po": oracle.Recipe(
+        loss="ppo_clip", clip_rule="second_moment", clip_low=0.1, clip_high=0.1, second_moment_limit=0.15
+    ),
+    "m2po-wide": oracle.Recipe(loss="ppo_clip", clip_rule="second_moment", second_moment_limit=0.001),
+    "bapo": oracle.Recipe(
+        loss="ppo_clip",
+        clip_rule="balance",
+        clip_low=0.4,
+        clip_high=0.1,
+        balance_target=2.0,
+        dual_clip=1.6,
+        reduction="sequence",
+    ),
+    "bapo-met": oracle.Recipe(loss="ppo_clip", clip_rule="balance", clip_low=0.3, balance_target=0.01),
     "decoupled-dual": oracle.Recipe(dual_clip=1.5, cap=2.0),
     "gspo": oracle.Recipe(
         loss="ppo_clip", ratio="sequence", clip_low=0.05, clip_high=0.06, reduction="sequence"
@@ -217,6 +239,15 @@ def test_recipes_reject_clip_and_cap_something() -> None:
         assert 0 < counted[name].capped_tokens < packed.loss_mask.sum(), name
     for name in ("decoupled-turn", "gspo", "ppo-turn", "dppo", "decoupled-interpolated-sequence"):
         assert 0 < counted[name].clipped_tokens < packed.loss_mask.sum(), name
+    for name in ("m2po", "m2po-wide", "bapo", "bapo-met"):
+        assert 0 < counted[name].clipped_tokens < packed.loss_mask.sum(), name
+    # What the rules found, not what the settings begin with.
+    low, high = oracle.clip_bounds(batch, ALL_RECIPES["m2po"])
+    assert (low, high) == (pytest.approx(0.649207, rel=1e-5), pytest.approx(1.540341, rel=1e-5))
+    assert oracle.clip_bounds(batch, ALL_RECIPES["m2po-wide"]) == (0.8, 1.28)
+    assert oracle.clip_bounds(batch, ALL_RECIPES["bapo-met"]) == (0.7, 1.28)
+    low, high = oracle.clip_bounds(batch, ALL_RECIPES["bapo"])
+    assert (low, high) == (pytest.approx(0.8), pytest.approx(1.4))
     assert counted["ppo-dual"].clipped_tokens > counted["ppo-token"].clipped_tokens
 
 

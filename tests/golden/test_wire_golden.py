@@ -1,6 +1,6 @@
 """Frames of every past format still decode, and the present format does not drift.
 
-`wire/v1.frame` was written by `write_v1` below, which knows the format's page and nothing of the encoder.
+The frames in `wire/` were written by `write` below, which knows the format's page and nothing of the encoder.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import pytest
 import xxhash
 
 from forebay import wire
 from forebay.trajectory import ActionSpan, PolicyVersion, Sampling, StepRecord, VersionSpan
 
-FRAME = Path(__file__).parent / "wire" / "v1.frame"
+FRAMES = {version: Path(__file__).parent / "wire" / f"v{version}.frame" for version in (1, 2)}
 
 HEADER = [
     "g7.m1.a0", "run-1", 2, "g7", 4, 1, 0, "add-17", "calculator",
@@ -28,6 +29,7 @@ HEADER = [
         [2, 0, [], [], {"temperature": 1.0, "top_p": 0.5, "top_k": 40, "logprob_kind": "raw"}],
     ],
 ]  # fmt: skip
+HEADERS = {1: HEADER, 2: [*HEADER, 1.25]}  # format 2 says how long the reset took
 ARRAYS = [
     np.array([5, 9, 30, 2, 17, 151935], "<i4"),
     np.array([-0.5, -0.25, -8.0], "<f4"),
@@ -36,22 +38,25 @@ ARRAYS = [
 ]
 
 
-def write_v1() -> bytes:
+def write(version: int) -> bytes:
     """Write the frame by the format's description."""
-    header = json.dumps(HEADER, separators=(",", ":")).encode()
+    header = json.dumps(HEADERS[version], separators=(",", ":")).encode()
     body = header.ljust(len(header) + -(32 + len(header)) % 64, b"\0")
     for array in ARRAYS:
         body += array.tobytes().ljust(-(-array.nbytes // 64) * 64, b"\0")
     checksum = xxhash.xxh3_64(body).intdigest()
-    return struct.pack("<4sHHIIQQ", b"FBAY", 1, 0, len(header), 0, 32 + len(body), checksum) + body
+    return struct.pack("<4sHHIIQQ", b"FBAY", version, 0, len(header), 0, 32 + len(body), checksum) + body
 
 
-def test_the_committed_frame_is_what_the_format_says() -> None:
-    assert FRAME.read_bytes() == write_v1()
+@pytest.mark.parametrize("version", FRAMES)
+def test_the_committed_frame_is_what_the_format_says(version) -> None:
+    assert FRAMES[version].read_bytes() == write(version)
 
 
-def test_version_1_decodes() -> None:
-    trajectory = wire.decode(FRAME.read_bytes())
+@pytest.mark.parametrize(("version", "reset_s"), [(1, None), (2, 1.25)])
+def test_every_version_decodes(version, reset_s) -> None:
+    trajectory = wire.decode(FRAMES[version].read_bytes())
+    assert trajectory.reset_s == reset_s
     assert trajectory.trajectory_id == "g7.m1.a0"
     assert (trajectory.incarnation, trajectory.group_size, trajectory.member) == (2, 4, 1)
     assert (trajectory.run_id, trajectory.group_id, trajectory.task_id) == ("run-1", "g7", "add-17")
@@ -80,5 +85,8 @@ def test_version_1_decodes() -> None:
     assert second.sampling == Sampling(top_p=0.5, top_k=40, logprob_kind="raw")
 
 
-def test_the_encoder_still_writes_version_1() -> None:
-    assert wire.encode(wire.decode(FRAME.read_bytes())) == FRAME.read_bytes()
+def test_the_encoder_writes_version_2_and_rewrites_version_1_with_nothing_lost() -> None:
+    assert wire.encode(wire.decode(FRAMES[2].read_bytes())) == FRAMES[2].read_bytes()
+    rewritten = wire.encode(wire.decode(FRAMES[1].read_bytes()))
+    (header_bytes,) = struct.unpack_from("<I", rewritten, 8)
+    assert json.loads(rewritten[32 : 32 + header_bytes]) == [*HEADER, None]

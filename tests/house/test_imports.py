@@ -27,6 +27,7 @@ COMMAND_BODIES = (
     "forebay.cli.replaying",
     "forebay.cli.learner_parts",
     "forebay.cli.learner_telemetry",
+    "forebay.cli.learner_weights",
     "forebay.cli.reference_model",
 )
 

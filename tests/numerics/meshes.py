@@ -53,7 +53,8 @@ def gradients(*settings: Any) -> Accumulator:
     built, scalar = programs(*settings), np.float32(training.DENOMINATOR)
     config = settings[3] if len(settings) > 3 else tiny.CONFIG
     params = built.init_state(tiny.params(config)).params
-    return compiled(*settings)(params, built.zeros(), built.place(training.ROWS), scalar, scalar)
+    placed = built.place(training.ROWS)
+    return compiled(*settings)(built.frozen.weights, params, built.zeros(), placed, scalar, scalar)
 
 
 def difference(mesh: MeshSettings, *settings: Any) -> float:

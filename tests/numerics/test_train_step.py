@@ -143,7 +143,11 @@ def test_packed_equals_unpacked() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"remat": "full", "max_unrolled_layers": 0}, {"remat": "dots", "attention": "dense"}],
+    [
+        {"remat": "full", "max_unrolled_layers": 0},
+        {"remat": "dots", "attention": "dense"},
+        {"remat": "elementwise", "max_unrolled_layers": 0},
+    ],
     ids=str,
 )
 def test_how_it_is_computed_changes_nothing(changes: dict) -> None:

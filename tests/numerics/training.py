@@ -28,8 +28,11 @@ OBJECTIVE = ObjectiveSettings(entropy_coef=0.01)
 SINGLE = MeshSettings()
 RECOMPUTED = (SINGLE, MeshSettings(fsdp=2, context=2, tensor=2))
 # Adam's first steps turn the rounding of a tiny gradient into a share of the learning rate, whatever its
-# size.
-OPTIMIZER = OptimizerSettings(learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, max_gradient_norm=0.5)
+# size. The behavior logprobs of ROWS are drawn at random: with a price of drift, hardly a step would be
+# taken.
+OPTIMIZER = OptimizerSettings(
+    learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, max_gradient_norm=0.5, drift_price=0.0
+)
 
 
 @functools.cache

@@ -105,6 +105,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         metrics=draw(st.dictionaries(st.text(max_size=8), finite, max_size=3)),
         tokenizer=draw(st.text(max_size=16)),
         model=draw(st.text(max_size=16)),
+        reset_s=draw(st.none() | seconds),
     )
 
 

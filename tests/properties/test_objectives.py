@@ -31,6 +31,8 @@ EVERY_LOSS = {
         correction="sequence_tis",
         reduction="sequence",
     ),
+    "m2po": ObjectiveSettings(preset="m2po", clip_low=0.1, clip_high=0.1),
+    "bapo": ObjectiveSettings(preset="bapo", balance_target=1.5, geometric_low=0.7),
     "token-mis": ObjectiveSettings(
         preset="decoupled", proximal="interpolated", correction="token_mis", tis_cap=1.2
     ),
@@ -97,7 +99,7 @@ def test_micro_batches_add_up(
     denominator = denominator_of(chosen, reference)
     expected_loss, expected_grad, expected_sums = run(chosen, reference, denominator)
     layouts = [[[i] if parts[i] == part else [] for i in range(6)] for part in range(3)]
-    results = [run(chosen, pack(batch, layout), denominator) for layout in layouts]
+    results = [run(chosen, pack(batch, layout), denominator, reference) for layout in layouts]
     assert_close(sum(loss for loss, _, _ in results), expected_loss)
     assert_close(sum(grad for _, grad, _ in results), expected_grad)
     added = [sum(values) for values in zip(*(sums for _, _, sums in results), strict=True)]

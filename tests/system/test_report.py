@@ -20,6 +20,9 @@ def test_a_trained_run_says_its_verdict_and_has_a_page(told) -> None:
     done = report(told.path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == f"told: {said.removeprefix('verdict: ')}"
+    (life,) = [line for line in told.output.splitlines() if line.startswith("tokens: ")]
+    assert done.stdout.splitlines()[1] == f"told: {life.removeprefix('tokens: ')}"
+    assert "% of a token's life of" in life
     html = (told.path / "report.html").read_text()
     for panel in (
         "time",
@@ -34,6 +37,7 @@ def test_a_trained_run_says_its_verdict_and_has_a_page(told) -> None:
     ):
         assert f'<section class="panel" id="{panel}"' in html
     assert "Mean life of a trained token" in html
+    assert "Little&#39;s law: what was seen inside against what passed through" in html
     assert "Trained in step 1" in html
     # Evaluations were switched off; everything else is recorded by a run of today.
     assert html.count("not recorded") == 1, [s for s in html.splitlines() if "not recorded" in s]

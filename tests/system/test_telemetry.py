@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from forebay.learner.samples import sample_files, version_of
+from forebay.telemetry.little import QUEUES
 from forebay.telemetry.metrics import read_metrics
+from forebay.telemetry.residence import STAGES
+from forebay.telemetry.summary import RunSummary, read_summary
 from forebay.wire import decode
 from tests.house.sources import ROOT
 from tests.system.told import STEPS, Told
@@ -90,8 +93,23 @@ def test_the_reference_page_is_compared_name_by_name() -> None:
 def test_a_tokens_life_has_all_its_parts(ended: Ended) -> None:
     for line in ended.lines:
         life = {name: value for name, value in line.items() if name.startswith("life.")}
-        assert len(life) == 7
+        assert life.keys() - {"life.retries_s"} == {
+            *(f"life.{stage}_s" for stage in STAGES if stage != "retries"),
+            "life.residual_s",
+        }
+        residual_s = life.pop("life.residual_s")
         assert all(value >= 0.0 for value in life.values())
+        assert residual_s == pytest.approx(0.0, abs=0.05)  # clocks of one host
+
+
+def test_lives_are_told_by_environment_and_added_up_in_the_summary(ended: Ended) -> None:
+    summary = read_summary(ended.path / "summary.json", RunSummary)
+    assert summary.life is not None
+    (variety,) = summary.life.environments.values()
+    assert variety.trajectories == summary.trained
+    assert variety.tokens == sum(line["fresh_tokens"] for line in ended.lines)
+    assert sum(one.share for name, one in variety.stages.items() if name != "total") == pytest.approx(1.0)
+    assert {one.queue for one in summary.life.little} <= set(QUEUES)
 
 
 def test_waits_by_cause_add_up_to_the_time_starved(ended: Ended) -> None:

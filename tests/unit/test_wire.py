@@ -59,7 +59,8 @@ def with_header(frame: bytes, header: bytes) -> bytes:
     arrays = frame[stop + -stop % 64 :]
     body = header + bytes(-(PREFIX.size + len(header)) % 64) + arrays
     frame = bytes(PREFIX.size) + body
-    return resealed(frame, magic=b"FBAY", version=1, header_bytes=len(header), frame_bytes=len(frame))
+    version = wire.FORMAT_VERSION
+    return resealed(frame, magic=b"FBAY", version=version, header_bytes=len(header), frame_bytes=len(frame))
 
 
 def header_of(frame: bytes) -> list[Any]:
@@ -108,7 +109,7 @@ def test_a_view_of_arrays_in_steps_is_encoded_by_value() -> None:
         ("bad_length", FRAME + bytes(64)),
         ("bad_magic", resealed(FRAME, magic=b"PK\x03\x04")),
         ("bad_version", resealed(FRAME, version=0)),
-        ("bad_version", resealed(FRAME, version=2)),
+        ("bad_version", resealed(FRAME, version=3)),
         ("bad_version", resealed(FRAME, flags=1)),
         ("bad_version", resealed(FRAME, zero=1)),
         ("bad_length", resealed(FRAME, header_bytes=len(FRAME))),
@@ -119,7 +120,7 @@ def test_a_view_of_arrays_in_steps_is_encoded_by_value() -> None:
         ("bad_header", with_header(FRAME, b'["\xff"]')),
         ("bad_header", with_header(FRAME, b"[" * 60_000)),
         ("bad_header", with_header(FRAME, json.dumps([*header_of(FRAME), 1]).encode())),
-        ("bad_length", with_header(FRAME, json.dumps([*header_of(FRAME)[:-1], []]).encode())),
+        ("bad_length", with_header(FRAME, json.dumps([*header_of(FRAME)[:-2], [], None]).encode())),
         ("bad_name", with_header(FRAME, json.dumps(["../t", *header_of(FRAME)[1:]]).encode())),
     ],
 )
@@ -141,7 +142,7 @@ def test_every_refusal_has_its_name(reason: str, frame: bytes) -> None:
 )
 def test_lying_array_lengths_are_refused(reason: str, changes: list[Any]) -> None:
     header = header_of(FRAME)
-    header[-1][0] = [*changes, *header[-1][0][len(changes) :]]
+    header[-2][0] = [*changes, *header[-2][0][len(changes) :]]
     assert refusal(with_header(FRAME, json.dumps(header).encode())) == reason
 
 

@@ -252,16 +252,16 @@ class _Episode:
             self._environment = self._kind.make(seed)
             return checked_observation(await self._environment.reset(self._task))
 
-        began_s = _loop_time()
+        began_s = self._log.enter("reset", _loop_time())
         try:
             return await self._call(reset, "reset")
         finally:
-            self._log.span("reset", began_s, _loop_time())
+            self._log.reset_s = self._log.leave("reset", began_s, _loop_time()) - began_s
 
     async def _generate(self, request: GenerationRequest) -> Completion:
         self._cached = self._cached or request.keep
         limit = asyncio.timeout(self._left_s() + _GENERATOR_GRACE_S)
-        began_s = _loop_time()
+        self._log.asked_s = began_s = self._log.enter("generator", _loop_time())
         try:
             async with limit:
                 completion = await self._runner.generator.generate(request)
@@ -271,7 +271,7 @@ class _Episode:
                 raise GenerationError("generator did not answer by the request's deadline") from error
             raise
         finally:
-            self._log.span("generate", began_s, _loop_time())
+            self._log.leave("generate", began_s, _loop_time())
         if completion.finish == "abort":
             raise GenerationError("generator aborted the request", got=request.request_id)
         oldest = min((span.version for span in completion.version_spans), default=request.min_version)
@@ -289,24 +289,22 @@ class _Episode:
         closed = self._runner.chat.is_closed(completion.tokens)
         action = Action(text=text, finish="stop" if closed else completion.finish)
         reward: float | None = None
-        started_s = _loop_time()
+        failed = False
+        started_s = self._log.enter("environment", _loop_time())
         try:
             if completion.finish == "deadline":
                 raise DeadlinePassedError("generator ran into the episode's deadline")
             outcome = await self._call(lambda: self._answer(action), "step")
             reward = outcome.reward
+        except EnvironmentFailure:
+            failed = True
+            raise
         finally:
-            ended_s = _loop_time()
-            self._log.span("environment", started_s, ended_s)
-            self._log.steps.append(
-                StepRecord(
-                    reward,
-                    completion.finish,
-                    completion.wait_s,
-                    completion.generate_s,
-                    ended_s - started_s,
-                )
+            ended_s = self._log.leave("environment", started_s, _loop_time())
+            record = StepRecord(
+                reward, completion.finish, completion.wait_s, completion.generate_s, ended_s - started_s
             )
+            self._log.add(record, started_s, ended_s, failed=failed)
         self._metrics |= outcome.metrics
         return outcome
 
@@ -339,6 +337,7 @@ class _Episode:
             metrics={**self._metrics, "branches": float(self._conversation.branches)},
             tokenizer=self._runner.chat.fingerprint,
             model=self._runner.info.model,
+            reset_s=self._log.reset_s,
         )
 
     async def _call(self, call: Callable[[], Awaitable[T]], what: str) -> T:

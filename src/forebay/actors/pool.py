@@ -7,11 +7,13 @@ import contextlib
 import functools
 import random
 from collections import Counter
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from forebay.actors.boundary import FaultBoundary
+from forebay.actors.control import BatchDemand, claim, make_places
 from forebay.actors.episode import EpisodeRunner
 from forebay.actors.generator_health import GeneratorHealth
+from forebay.actors.looks import look_now_and_then
 from forebay.actors.rests import Rests
 from forebay.actors.settings import ActorSettings
 from forebay.actors.slot_run import LiveSlot, SlotRunner
@@ -49,6 +51,7 @@ class ActorPool:
         clock: Wall clock, comparable with the store's; deadlines run on the event loop's clock.
         max_kv_staleness: KV older than this is computed again in a follow-up turn; None to keep it.
         tracer: Records what episodes do.
+        batches: What the learner takes at a time; needed where the number of episodes follows it.
 
     Attributes:
         counters: Totals by name.
@@ -68,6 +71,7 @@ class ActorPool:
         clock: Clock,
         max_kv_staleness: int | None = None,
         tracer: Tracer = OFF,
+        batches: BatchDemand | None = None,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self.episodes = StatsQueue(settings.stats_queue)
@@ -87,6 +91,9 @@ class ActorPool:
         self._unfinished: list[Slot] = []
         self._num_started = 0
         self._draining, self._stopping, self._wake = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._places = make_places(
+            settings, batches, self._store, self._live.values, clock.monotonic_s, self._wake.set, tracer
+        )
 
     async def run(self) -> None:
         """Work until drained.
@@ -118,11 +125,16 @@ class ActorPool:
         """Return the counters, and how many episodes are alive now."""
         return {
             **self.counters,
+            **self._places.counters(),
             "live": len(self._live),
-            "resting": self._num_resting,
+            "resting": sum(live.resting for live in self._live.values()),
             "abandoned": self._boundary.num_abandoned,
             "stats_lost": self.episodes.num_lost,
         }
+
+    def gauges(self) -> dict[str, float]:
+        """Return how many episodes of each environment may run now, if that is not fixed."""
+        return self._places.gauges()
 
     async def _work(self, runner: EpisodeRunner) -> None:
         self._slots = SlotRunner(
@@ -136,14 +148,18 @@ class ActorPool:
             counters=self.counters,
             episodes=self.episodes,
             tracer=self._tracer,
+            watcher=self._places.watcher,
         )
         try:
             async with asyncio.TaskGroup() as tasks:
                 keeping = _keep_leases(self._live, self._store, self._settings.heartbeat_s, self.counters)
-                heart = tasks.create_task(keeping, name="heartbeat")
+                looking = look_now_and_then(self._live.values, self.counters, random.Random(self._name))
+                aside = (keeping, "heartbeat"), (self._places.run(), "control"), (looking, "looks")
+                running = [tasks.create_task(work, name=name) for work, name in aside]
                 await self._claim_until_drained(tasks)
-                await self._finish_running()
-                heart.cancel()
+                await _finish(self._live, self._woken, self._stopping, self._settings.drain_s)
+                for task in running:
+                    task.cancel()
         except BaseExceptionGroup as group:
             raise _first_cause(group) from group
         finally:
@@ -153,14 +169,14 @@ class ActorPool:
     async def _claim_until_drained(self, tasks: asyncio.TaskGroup) -> None:
         idle_s = self._settings.poll_s
         while not self._draining.is_set():
-            free = self._settings.episodes_per_process - len(self._live) + self._num_resting
-            if free <= 0:
+            wanted = self._places.wanted(self._live.values())
+            if not wanted:
                 await self._traced("a free place", self._woken())
                 continue
             if await self._health.look() is None:
                 await self._traced("the generator", self._pause(self._health.pause_s))
                 continue
-            slots = await self._store.claim(free, self._health.seen)
+            slots = await claim(self._store, self._places, wanted, self._health.seen)
             self.counters["claimed"] += len(slots)
             for slot in slots:
                 self._start(slot, tasks)
@@ -183,25 +199,9 @@ class ActorPool:
             self._unfinished.append(live.slot)
         self._wake.set()
 
-    async def _finish_running(self) -> None:
-        """Let running episodes finish for a while, then cancel the rest."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.drain_s):
-                while self._live and not self._stopping.is_set():
-                    await self._woken()
-        rest = set(self._live)
-        for task in rest:
-            task.cancel()
-        if rest:
-            await asyncio.wait(rest)
-
     async def _woken(self) -> None:
         self._wake.clear()
         await self._wake.wait()
-
-    @property
-    def _num_resting(self) -> int:
-        return sum(live.resting for live in self._live.values())
 
     async def _rest(self, duration_s: float) -> None:
         """Let a member rest, its place being free."""
@@ -227,6 +227,24 @@ class ActorPool:
             boundary=self._boundary,
             max_kv_staleness=self._max_kv_staleness,
         )
+
+
+async def _finish(
+    running: Mapping[asyncio.Task[None], LiveSlot],
+    woken: Callable[[], Awaitable[None]],
+    stopping: asyncio.Event,
+    drain_s: float,
+) -> None:
+    """Let running episodes finish for a while, then cancel the rest."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(drain_s):
+            while running and not stopping.is_set():
+                await woken()
+    rest = set(running)
+    for task in rest:
+        task.cancel()
+    if rest:
+        await asyncio.wait(rest)
 
 
 def _check_vocabulary(chat: Chat, info: GeneratorInfo) -> None:

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
+from forebay.actors.control import BatchDemand
 from forebay.actors.pool import ActorPool
 from forebay.actors.settings import ActorSettings
 from forebay.actors.store_access import ActorStore
@@ -35,6 +36,7 @@ async def run_actor(
     clock: Clock | None = None,
     max_kv_staleness: int | None = None,
     tracer: Tracer = OFF,
+    batches: BatchDemand | None = None,
     report: Callable[[ActorPool], None] = lambda _: None,
     report_s: float = 5.0,
 ) -> dict[str, int]:
@@ -54,6 +56,7 @@ async def run_actor(
         clock: Wall clock, comparable with the store's; the system's by default.
         max_kv_staleness: KV older than this is computed again in a follow-up turn; None to keep it.
         tracer: Records what episodes do; stays the caller's to close.
+        batches: What the learner takes at a time; needed where the number of episodes follows it.
         report: Called now and then, and once at the end, with the pool; reads `stats()`, drains `episodes`.
         report_s: Time between two calls.
 
@@ -75,6 +78,7 @@ async def run_actor(
         clock=clock or SystemClock(),
         max_kv_staleness=max_kv_staleness,
         tracer=tracer,
+        batches=batches,
     )
     return await _run_pool(pool, environments.values(), settings, report, report_s)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from forebay.trajectory import Sampling
+
+DEFAULT_EPISODES: Final = 128
+_MOST_EPISODES: Final = 10_000
+# Of all processes together.
+_FIRST_EPISODES: Final = 16
 
 
 class ActorSettings(BaseModel):
@@ -15,8 +20,22 @@ class ActorSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     processes: int = Field(1, ge=1, description="Actor processes.")
-    episodes_per_process: int = Field(
-        128, ge=1, le=10_000, description="Episodes alive at once in a process."
+    episodes_per_process: int | Literal["auto"] = Field(
+        DEFAULT_EPISODES,
+        description='Episodes alive at once in a process: so many, 10000 at most, or "auto" for as many as '
+        "keep the learner fed, and no more than the environments and the generator serve.",
+    )
+    max_episodes_per_process: int = Field(
+        1024,
+        ge=1,
+        le=_MOST_EPISODES,
+        description='Most episodes alive at once in a process where episodes_per_process is "auto".',
+    )
+    control_period_s: float = Field(
+        0.5,
+        gt=0,
+        le=10,
+        description='Time between two looks at the store where episodes_per_process is "auto".',
     )
     temperature: float = Field(1.0, gt=0, le=100, description="Divisor of the logits when sampling.")
     max_turn_tokens: int = Field(256, ge=1, description="Most tokens of one model turn.")
@@ -62,6 +81,15 @@ class ActorSettings(BaseModel):
         4096, ge=1, description="Episode statistics kept for the reporter; the rest is lost."
     )
 
+    @field_validator("episodes_per_process", mode="before")
+    @classmethod
+    def _is_a_number_or_auto(cls, value: object) -> object:
+        """Say once what is wrong, not once for each type that it could have been."""
+        whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_EPISODES
+        if not whole and value != "auto":
+            raise ValueError(f'should be a whole number from 1 to {_MOST_EPISODES}, or "auto"')
+        return value
+
     @model_validator(mode="after")
     def _leases_outlive_heartbeats(self) -> Self:
         if self.lease_ttl_s < 2 * self.heartbeat_s:
@@ -70,6 +98,28 @@ class ActorSettings(BaseModel):
                 f"one late heartbeat would lose every lease. Raise lease_ttl_s or lower heartbeat_s."
             )
         return self
+
+    @property
+    def controlled(self) -> bool:
+        """Whether the number of episodes is found while they run."""
+        return self.episodes_per_process == "auto"
+
+    @property
+    def most_episodes(self) -> int:
+        """The most episodes that are ever alive at once in a process."""
+        if isinstance(self.episodes_per_process, int):
+            return self.episodes_per_process
+        return self.max_episodes_per_process
+
+    @property
+    def first_episodes(self) -> int:
+        """Episodes alive at once in the beginning, where their number is found while they run."""
+        return min(max(1, _FIRST_EPISODES // self.processes), self.most_episodes)
+
+    @property
+    def evaluation_episodes(self) -> int:
+        """Episodes of an evaluation at once, which nobody controls."""
+        return min(DEFAULT_EPISODES, self.most_episodes) if self.controlled else self.most_episodes
 
     @property
     def sampling(self) -> Sampling:

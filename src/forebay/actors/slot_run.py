@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from forebay.actors.episode import Assignment, EpisodeRunner
 from forebay.actors.generator_health import GeneratorHealth
+from forebay.actors.levels import Turn
 from forebay.actors.rests import Rests
 from forebay.actors.stats import Ending, EpisodeLog, EpisodeStats, StatsQueue
 from forebay.actors.store_access import StoreAccess
@@ -76,6 +79,22 @@ class LiveSlot:
         )
 
 
+class Watcher(Protocol):
+    """Who decides by what episodes do how many there are."""
+
+    def turn(self, environment: str, turn: Turn) -> None:
+        """Note a turn that has ended."""
+        ...
+
+    def failed(self, environment: str) -> None:
+        """Note a reset or step that has failed."""
+        ...
+
+    def ended(self, environment: str, duration_s: float) -> None:
+        """Note an episode that has ended with a result."""
+        ...
+
+
 class SlotRunner:
     """Runs slots and tells the store what came of them.
 
@@ -93,6 +112,7 @@ class SlotRunner:
         counters: Where outcomes are counted.
         episodes: Where ended episodes are reported.
         tracer: Records the episodes of the members that it follows.
+        watcher: Told how episodes go, if anybody decides by it how many there are.
     """
 
     def __init__(
@@ -108,7 +128,9 @@ class SlotRunner:
         counters: Counter[str],
         episodes: StatsQueue,
         tracer: Tracer = OFF,
+        watcher: Watcher | None = None,
     ) -> None:
+        self._watcher = watcher
         self._runner = runner
         self._store = store
         self._health = health
@@ -128,6 +150,8 @@ class SlotRunner:
         """
         ending: Ending = "cancelled"
         live.log.traced = self._tracer.follows(live.member)
+        if self._watcher is not None:
+            live.log.on_turn = functools.partial(self._watcher.turn, live.slot.task.environment)
         now_s = self._now_s()
         claimed_s = now_s - max(0.0, self._runner.clock.wall_s() - live.claimed_s)
         live.log.span("claim", claimed_s, now_s)
@@ -169,7 +193,10 @@ class SlotRunner:
             # The task does not fit the context: no attempt will, and an empty member teaches nothing.
             return await self._fail(live, "context", RefusedError("no room for its prompt"))
         live.trajectory = trajectory
-        live.putting = True
+        if self._watcher is not None:
+            duration_s = trajectory.finished_s - trajectory.started_s
+            self._watcher.ended(trajectory.environment, duration_s)
+        live.putting, live.log.doing = True, "put"
         ending: Ending
         began_s = self._now_s()
         try:
@@ -184,6 +211,8 @@ class SlotRunner:
     async def _fail(self, live: LiveSlot, reason: str, error: ForebayError) -> Ending:
         """Let the member rest under its lease, then say that the attempt has failed."""
         environment = live.slot.task.environment
+        if reason == "environment" and self._watcher is not None:
+            self._watcher.failed(environment)
         rest_s = self._rests.failed(environment, error)
         self._counters[f"failed.{reason}"] += 1
         self._counters[f"failures.{environment}.{reason}"] += 1

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
+from forebay.actors.levels import Turn
 from forebay.trajectory import Finish, StepRecord, Trajectory
 
 # What became of an episode: the store's answer to its result; `failed` if it has none because of an error,
 # `released` if its slot went back untried, `cancelled` if its lease was lost or the pool ended.
 Ending = Literal["accepted", "duplicate", "late", "refused", "failed", "released", "cancelled"]
+
+
+# Where an episode can be, as gauges count it.
+PLACES: Final = ("reset", "generator", "environment", "put")
 
 
 @dataclass(slots=True)
@@ -24,12 +30,38 @@ class EpisodeLog:
         steps: Its model calls, in order.
         num_action_tokens: Tokens sampled.
         spans: Name, begin and end of what it did, in seconds of the event loop's clock.
+        reset_s: Time of the environment's reset; None before its end.
+        doing: Where it is now: reset, generator, environment or put; empty between them.
+        asked_s: When it asked the generator last, on the event loop's clock.
+        on_turn: Told of every turn that ended in time or at a deadline.
     """
 
     traced: bool = False
     steps: list[StepRecord] = field(default_factory=list)
     num_action_tokens: int = 0
     spans: list[tuple[str, float, float]] = field(default_factory=list)
+    reset_s: float | None = None
+    doing: str = ""
+    asked_s: float = 0.0
+    on_turn: Callable[[Turn], None] | None = None
+
+    def add(self, step: StepRecord, began_s: float, ended_s: float, *, failed: bool) -> None:
+        """Note a model call and the environment's answer, which took from `began_s` to `ended_s`."""
+        if self.on_turn is not None and not failed:
+            turn = Turn(len(self.steps), self.asked_s, began_s - self.asked_s, ended_s - began_s)
+            self.on_turn(turn)
+        self.steps.append(step)
+
+    def enter(self, place: str, now_s: float) -> float:
+        """Note where the episode is from now on; return `now_s`."""
+        self.doing = place
+        return now_s
+
+    def leave(self, name: str, began_s: float, now_s: float) -> float:
+        """Note what it did since `began_s`, and that it is on its way; return `now_s`."""
+        self.doing = ""
+        self.span(name, began_s, now_s)
+        return now_s
 
     def span(self, name: str, began_s: float, ended_s: float) -> None:
         """Note what the episode did, if it is traced."""

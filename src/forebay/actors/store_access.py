@@ -14,7 +14,7 @@ from forebay.actors.backoff import Backoff
 from forebay.actors.gathering import Gatherer
 from forebay.actors.settings import ActorSettings
 from forebay.errors import RefusedError, StoreError
-from forebay.store.protocol import Receipt, Slot, TaskSource, TrajectorySink
+from forebay.store.protocol import Receipt, Slot, StoreStats, TaskSource, TrajectorySink
 from forebay.store.putting import Outcome, receipt_of
 from forebay.telemetry.trace import OFF, Tracer
 from forebay.trajectory import PolicyVersion, Trajectory
@@ -28,6 +28,10 @@ _log = logging.getLogger(__name__)
 
 class ActorStore(TaskSource, TrajectorySink, Protocol):
     """What an actor sees of the store."""
+
+    def stats(self) -> StoreStats:
+        """Return a snapshot; where the number of episodes follows the learner's demand."""
+        ...
 
 
 class StoreAccess:
@@ -63,12 +67,20 @@ class StoreAccess:
         self._results = ThreadPoolExecutor(settings.put_threads, "results")
         self._gatherer = Gatherer(self._put_many)
 
-    async def claim(self, max_slots: int, version: PolicyVersion) -> tuple[Slot, ...]:
+    async def claim(
+        self, max_slots: int, version: PolicyVersion, environment: str | None = None
+    ) -> tuple[Slot, ...]:
         """Lease slots; see `TaskSource.claim`."""
         claim = functools.partial(
             self._store.claim, max_slots, ttl_s=self._settings.lease_ttl_s, actor=self._actor, version=version
         )
+        if environment is not None:
+            claim = functools.partial(claim, environment=environment)
         return await self._insist(self._leases, claim, "store.claim")
+
+    async def stats(self) -> StoreStats:
+        """Return a snapshot of the store."""
+        return await self._insist(self._leases, self._store.stats, "store.stats")
 
     async def renew(self, slots: Sequence[Slot]) -> tuple[Slot, ...]:
         """Renew leases; return the slots that are no longer held."""

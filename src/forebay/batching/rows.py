@@ -31,8 +31,9 @@ class TrainRows(NamedTuple):
         reference_logprobs: [B, T] float32, nats. Logprob under the reference policy.
         values: [B, T] float32. What the critic expected before the token was sampled, in units of return.
         value_targets: [B, T] float32. What it should have expected.
+        ratio_bounds: [B, T] float32. Where the token's ratio is clipped, on the side it is pushed to.
 
-    The last three are annotations: None but in a run whose objective asks for them, where the learner writes
+    The last four are annotations: None but in a run whose objective asks for them, where the learner writes
     them just before the batch's first update. Which annotations a run has never changes, so that its programs
     do not.
     """
@@ -49,6 +50,7 @@ class TrainRows(NamedTuple):
     reference_logprobs: Array | None = None
     values: Array | None = None
     value_targets: Array | None = None
+    ratio_bounds: Array | None = None
 
 
 # Of each array, on the host and in the compiled step.
@@ -65,6 +67,7 @@ ROW_DTYPES: Final = TrainRows(
     reference_logprobs=np.float32,
     values=np.float32,
     value_targets=np.float32,
+    ratio_bounds=np.float32,
 )
 ANNOTATIONS: Final = frozenset(TrainRows._field_defaults)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from forebay.actors.control import BatchDemand
 from forebay.actors.pool import ActorPool
 from forebay.actors.run import run_actor
 from forebay.actors.stats import EpisodeStats
@@ -14,6 +15,7 @@ from forebay.clock import SystemClock
 from forebay.envs.registry import EnvironmentKind, load_environment
 from forebay.generation.pool import connect
 from forebay.generation.settings import ClientSettings
+from forebay.staleness import Shares
 from forebay.telemetry.metrics import MetricsWriter
 from forebay.telemetry.percentiles import latency_values, length_values
 
@@ -31,7 +33,7 @@ async def run_actor_process(run: Run, addresses: Sequence[str], name: str) -> No
     tracer = open_tracer(run, name)
 
     def report(pool: ActorPool) -> None:
-        writer.write(0, {**pool.stats(), **episode_values(pool.episodes.drain())})
+        writer.write(0, {**pool.stats(), **pool.gauges(), **episode_values(pool.episodes.drain())})
         tracer.flush()
 
     try:
@@ -46,6 +48,7 @@ async def run_actor_process(run: Run, addresses: Sequence[str], name: str) -> No
             clock=clock,
             max_kv_staleness=run.config.staleness.max_staleness,
             tracer=tracer,
+            batches=batch_demand(run),
             report=report,
         )
     finally:
@@ -53,6 +56,19 @@ async def run_actor_process(run: Run, addresses: Sequence[str], name: str) -> No
         store.close()
         writer.close()
         tracer.close()
+
+
+def batch_demand(run: Run) -> BatchDemand:
+    """Return what a run's learner takes at a time."""
+    config = run.config
+    division, batching = config.division, config.batching
+    weights = {name: environment.weight for name, environment in config.environment.items()}
+    groups = division.groups(batching)
+    return BatchDemand(
+        Shares(tuple(weights), tuple(weights.values())),
+        groups,
+        batching.groups * batching.group_size // groups,
+    )
 
 
 def client_settings(run: Run) -> ClientSettings:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import os
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from forebay.cli.audit_parts import make_origin
 from forebay.cli.environment import chosen
 from forebay.clock import Clock, SystemClock
 from forebay.config import load_config
@@ -21,7 +19,7 @@ from forebay.errors import ConfigError, EnvironmentFailure
 from forebay.planner.audit import Audit, conclude, profile_of
 from forebay.planner.probe_actions import PolicyName, choose_actions
 from forebay.planner.probing import Prober, measure_overhead_s
-from forebay.planner.profile import Origin, Profile, merge_profiles, read_profile, write_profile
+from forebay.planner.profile import Profile
 
 _CLOSE_S = 15.0
 _LEAVE_S = 1.0
@@ -90,6 +88,7 @@ class Auditor:
             EnvironmentFailure: It cannot be started.
             KeyboardInterrupt: Ctrl-C.
         """
+        self._began_s = self._clock.wall_s()
         runner = asyncio.Runner()
         try:
             runner.run(self._measure(say, on_stuck))
@@ -110,14 +109,8 @@ class Auditor:
 
     def profile(self, audit: Audit) -> Profile | None:
         """Return the environment's part of a profile; None if no episode came to an end."""
-        now_s = self._clock.wall_s()
-        measured = datetime.datetime.fromtimestamp(now_s, datetime.UTC)
-        origin = Origin(
-            machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-            measured=measured.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            how=self._wanted.command + ("; with artificial delays" if self._is_slowed else ""),
-            duration_s=round(now_s - self._began_s, 1),
-        )
+        how = self._wanted.command + ("; with artificial delays" if self._is_slowed else "")
+        origin = make_origin(self._clock, self._began_s, how)
         found = profile_of(self.prober.measured(), audit.knee, origin, self.settings.weight)
         return None if found is None else Profile(environments={audit.name: found})
 
@@ -163,8 +156,12 @@ def audited(target: str, environment: str | None, wanted: Wanted) -> list[Audito
     return [Auditor(each, wanted, window_s, SystemClock()) for each in settings]
 
 
-def parse_concurrency(text: str) -> tuple[int, ...]:
-    """Read numbers of episodes at a time, such as `1,4,16`.
+def parse_concurrency(text: str, option: str = "--concurrency") -> tuple[int, ...]:
+    """Read numbers of episodes or requests at a time, such as `1,4,16`.
+
+    Args:
+        text: The numbers.
+        option: What gave them, for the message.
 
     Raises:
         ConfigError: They are not ascending whole numbers.
@@ -177,21 +174,11 @@ def parse_concurrency(text: str) -> tuple[int, ...]:
     levels = tuple(int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 9)
     if len(levels) < len(parts) or list(levels) != sorted(set(levels)) or levels[0] < 1:
         raise ConfigError(
-            "--concurrency needs ascending whole numbers", got=repr(text[:80]), limit="such as 1,4,16,64"
+            f"{option} needs ascending whole numbers", got=repr(text[:80]), limit="such as 1,4,16,64"
         )
     if levels[-1] > _MAX_CONCURRENCY:
-        raise ConfigError("--concurrency is too high", got=levels[-1], limit=_MAX_CONCURRENCY)
+        raise ConfigError(f"{option} is too high", got=levels[-1], limit=_MAX_CONCURRENCY)
     return levels
-
-
-def keep(path: Path, found: Profile) -> None:
-    """Write what was found into a profile, beside what it holds already.
-
-    Raises:
-        ConfigError: There is another file, or a profile of another version.
-    """
-    parts = [read_profile(path), found] if path.exists() else [found]
-    write_profile(path, merge_profiles(parts))
 
 
 def failure_of(audit: Audit) -> EnvironmentFailure | None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from forebay.cli.comparison import compare, describe
+from forebay.report import find_runs, load_run, verdict_of
 
 
 def demo(
@@ -25,4 +26,7 @@ def demo(
     """
     summary = compare(directory, seconds, seconds, tuple(overrides or ()))
     typer.echo(describe(summary, directory))
+    for run in find_runs(directory):
+        if life := verdict_of(load_run(run)).life:
+            typer.echo(f"{run.name}: {life}")
     typer.echo(f"next: forebay report {directory}")

@@ -102,7 +102,7 @@ class Evaluator:
             run_id=self._run.run_id,
             seed=self._posed.seed,
             min_version=version,
-            concurrency=self._run.config.actors.episodes_per_process,
+            concurrency=self._run.config.actors.evaluation_episodes,
             num_samples=self._posed.num_samples,
             on_ended=self._ended,
         )

@@ -91,7 +91,7 @@ def _machine_probes(config: RunConfig, clock: Clock) -> Iterator[Probe]:
 def _num_connections(config: RunConfig) -> int:
     """Return the sockets and pipes of one actor process: a call, and the three pipes of a worker."""
     is_blocking = any(environment.blocking for environment in config.environment.values())
-    return config.actors.episodes_per_process * (4 if is_blocking else 1)
+    return config.actors.most_episodes * (4 if is_blocking else 1)
 
 
 def _place_probes(subject: Subject, clock: Clock) -> Iterator[Probe]:

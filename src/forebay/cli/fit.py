@@ -16,7 +16,7 @@ from forebay.learner.fit.plan import REMATS, Remat, parse_mesh
 from forebay.learner.fit.report import Generator, Report, make_report, to_json, to_text
 from forebay.learner.fit.search import Candidate, Judge, Wanted, search
 from forebay.learner.fit.shapes import load_model
-from forebay.learner.fit.verdict import HEADROOM, Verdict, by_arithmetic, by_compiler
+from forebay.learner.fit.verdict import HEADROOM, Verdict, by_arithmetic, by_compiler, needed_bytes
 from forebay.models.config import ModelConfig
 
 _STEP = ("accumulate", "apply")
@@ -33,6 +33,9 @@ def fit(
     tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of a step; by default as many as fit in one micro-batch."),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows of a micro-batch; by default as many as fit.")
     ] = None,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a row.")] = 4096,
     remat: Annotated[str | None, typer.Option(help="none, dots or full; by default the best.")] = None,
@@ -58,9 +61,8 @@ def fit(
     """
     chips = parse_topology(topology)
     config = load_model(model)
-    wanted = Wanted(
-        length, None if mesh is None else parse_mesh(mesh, chips.num_devices), tokens, _remat(remat)
-    )
+    shape = None if mesh is None else parse_mesh(mesh, chips.num_devices)
+    wanted = Wanted(length, shape, tokens, _remat(remat), rows)
     compiler = None
     if not analytic:
         check_compiler(chips)
@@ -118,15 +120,13 @@ def _generator(
     """Size the generator's decode step on one device; compiled only if weights and cache alone do fit."""
     weights, cache = kept_on_generator(config, slots, length)
     limit = chips.chip.memory_bytes
-    peak, source = weights + cache, "analytic"
+    peak, source, refused = weights + cache, "analytic", False
     if compiler is not None and peak < limit:
         job = Job(config.to_hf(), chips.name, ("decode",), {}, 1, length, "none", slots)
         decode = compiler.compile(job, chips)["decode"]
-        if decode.refusal is None:
-            peak, source = decode.peak_bytes, "compiler"
-        else:
-            peak, source = limit, "compiler"
-    return Generator(source, slots, length, weights, cache, peak, limit, peak <= (1 - HEADROOM) * limit)
+        peak, source, refused = needed_bytes(decode, peak), "compiler", decode.refusal is not None
+    fits = not refused and peak <= (1 - HEADROOM) * limit
+    return Generator(source, slots, length, weights, cache, peak, limit, fits)
 
 
 def _nothing_fits(report: Report) -> ConfigError:

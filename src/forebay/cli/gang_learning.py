@@ -10,7 +10,8 @@ from contextlib import AbstractContextManager, ExitStack
 
 import jax
 
-from forebay.cli.learner_parts import LearnerParts, initial_params, make_parts, warm_up
+from forebay.cli.learner_parts import LearnerParts, make_parts, warm_up
+from forebay.cli.learner_weights import LearnerWeights
 from forebay.cli.reference_model import make_reference
 from forebay.cli.runs import Run
 from forebay.clock import SystemClock
@@ -138,7 +139,9 @@ def follow_learner(run: Run, gang: Gang, settle_thread: Callable[[], None], stac
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: gang.ask_to_stop())
     check_devices(config.mesh.num_devices, gang.num_processes)
-    parts, bare, initial = make_parts(run), BareSpeed(), initial_params(run)
+    parts, bare, weights = make_parts(run), BareSpeed(), LearnerWeights(run)
+    initial = weights.trained
+    parts.programs.frozen.hold(weights.frozen)
     warm_up(run, parts, bare, initial, lambda: gang.barrier(COMPILED))
     checkpointer = Checkpointer(run.layout.checkpoints, background=True, peers=gang, on_start=settle_thread)
     stack.callback(checkpointer.close)

@@ -19,6 +19,7 @@ from forebay.batching.supervised import (
     shuffled_batches,
 )
 from forebay.chat import Chat, Message, supervised
+from forebay.cli.learner_weights import initial_adapters
 from forebay.cli.preflight import check_model_files
 from forebay.cli.runs import builtin_or_path, model_files, resolve_model
 from forebay.config import RunConfig
@@ -30,6 +31,7 @@ from forebay.learner.train_step import snapshot
 from forebay.models.checkpoint_io import load_model, save_model
 from forebay.models.config import ModelConfig
 from forebay.models.hf import to_hf_tensors
+from forebay.models.lora_layout import to_peft_tensors
 from forebay.models.params import Params, init_params
 from forebay.models.router_loss import router_loss_weights
 from forebay.models.sharding import make_mesh
@@ -38,6 +40,7 @@ from forebay.objectives.denominators import batch_denominator
 from forebay.objectives.inputs import summarize
 from forebay.objectives.settings import ObjectiveSettings
 from forebay.trajectory import PolicyVersion
+from forebay.weights.adapters import merge
 
 logger = logging.getLogger(__name__)
 _OBJECTIVE = ObjectiveSettings(loss="cross_entropy")
@@ -62,11 +65,14 @@ def imitate(config: RunConfig, to: Path) -> None:
     if not examples:
         raise ConfigError("nothing to imitate: the demonstrations hold no assistant message")
     check_lengths(examples, config.batching)
-    params = train(config, model, initial(config, model), examples)
+    params, lora = initial(config, model), config.model.adapters
+    trained = train(config, model, params, examples)
     save_model(
         to,
         model,
-        to_hf_tensors(params, model),
+        to_hf_tensors(trained, model)
+        if lora is None
+        else merge(to_hf_tensors(params, model), to_peft_tensors(trained, model, lora), lora.scale),
         files=model_files(config),
         dtype=config.supervised.dtype,
     )
@@ -95,7 +101,15 @@ def initial(config: RunConfig, model: ModelConfig) -> Params:
 
 
 def train(config: RunConfig, model: ModelConfig, params: Params, examples: list[Demonstration]) -> Params:
-    """Return host parameters after `supervised.epochs` passes over the demonstrations."""
+    """Return host parameters, or adapters on them, after `supervised.epochs` passes over the demonstrations.
+
+    Args:
+        config: Of the run.
+        model: What is trained, or what adapters are trained on.
+        params: What it begins with.
+        examples: What is imitated.
+    """
+    lora = config.model.adapters
     ladder = build_ladder(config.batching, config.mesh.row_multiple, config.mesh.length_multiple)
     programs = TrainPrograms(
         model,
@@ -104,9 +118,12 @@ def train(config: RunConfig, model: ModelConfig, params: Params, examples: list[
         build_objective(_OBJECTIVE),
         config.compute,
         of_routers=router_loss_weights(config.model, model.experts),
+        lora=lora,
     )
     programs.warm_up(ladder)
-    state, accumulator = programs.init_state(params), programs.zeros()
+    programs.frozen.hold({} if lora is None else params)
+    begun = params if lora is None else initial_adapters(config, model, lora)
+    state, accumulator = programs.init_state(begun), programs.zeros()
     for step, batch in enumerate(_batches(config, examples, ladder)):
         for micro in batch.micro_batches:
             rows = programs.place(micro.rows)

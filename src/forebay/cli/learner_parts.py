@@ -21,8 +21,8 @@ from forebay.envs.tasks import TaskStream, WeightedTasks
 from forebay.errors import WeightsError
 from forebay.learner.annotations import Annotator, ProximalLogprobs
 from forebay.learner.bare import BareSpeed, full_rows
-from forebay.learner.checkpoint import load_best, load_step
 from forebay.learner.checkpoint_manifest import CheckpointCursor
+from forebay.learner.clip_bounds import ClipBounds
 from forebay.learner.critic import Critic
 from forebay.learner.dispatch import Dispatcher
 from forebay.learner.fairness import FairShares
@@ -33,12 +33,11 @@ from forebay.learner.reference import Reference, ReferencePrograms, SavedState
 from forebay.learner.siblings import FinishedSiblings, decode_families
 from forebay.learner.train_step import snapshot
 from forebay.models.checkpoint_io import load_model
-from forebay.models.config import ModelConfig
-from forebay.models.hf import to_hf_tensors
 from forebay.models.params import Params, init_params
 from forebay.models.router_loss import router_loss_weights
 from forebay.models.sharding import make_mesh
 from forebay.objectives.build import annotations_of, build_objective, build_value_loss
+from forebay.objectives.clip_rules import build_clip_rule
 from forebay.objectives.dapo import has_signal
 from forebay.objectives.denominators import batch_denominator
 from forebay.objectives.settings import build_batch_advantages, shaped_rewards
@@ -48,7 +47,6 @@ from forebay.store.protocol import GroupSpec, Store, TakenGroup
 from forebay.telemetry.trace import OFF, Tracer
 from forebay.trajectory import PolicyVersion, Task
 from forebay.weights.reader import WeightReader
-from forebay.weights.shard import Tensors, digest_of
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +64,7 @@ class LearnerParts(NamedTuple):
         recompute: Whether the objective wants the logprobs of the policy before the first update.
         reference: What the reference policy is made with; None if the objective wants none.
         critic: Judges the tokens of a batch; None if the objective has none.
+        bounds: Finds where ratios are clipped; None if the settings say it.
     """
 
     ladder: tuple[Bucket, ...]
@@ -74,6 +73,7 @@ class LearnerParts(NamedTuple):
     recompute: bool
     reference: ReferencePrograms | None
     critic: Critic | None
+    bounds: ClipBounds | None
 
     def warm_up(self) -> tuple[str, ...]:
         """Compile every program; return their names."""
@@ -92,8 +92,8 @@ class LearnerParts(NamedTuple):
     def annotators(self, reference: Reference | None) -> tuple[Annotator, ...]:
         """Return what is written into a batch before its first update."""
         proximal = ProximalLogprobs(self.programs) if self.recompute else None
-        # In this order: V-trace looks at the logprobs of the current policy.
-        wanted: tuple[Annotator | None, ...] = (proximal, reference, self.critic)
+        # In this order: V-trace looks at the logprobs of the current policy, and bounds at advantages too.
+        wanted: tuple[Annotator | None, ...] = (proximal, reference, self.critic, self.bounds)
         return tuple(annotator for annotator in wanted if annotator is not None)
 
 
@@ -111,19 +111,23 @@ def make_parts(run: Run) -> LearnerParts:
         build_value_loss(config.objective, config.value),
         config.value.learning_rate_scale,
         router_loss_weights(config.model),
+        config.model.adapters,
     )
     pack: Packer = functools.partial(_pack, config=config, ladder=ladder)
     reference = None
     if config.objective.kl_coef:
-        dtype = config.reference.held_dtype(config.compute)
+        # Adapters are small, and what is added to a frozen model must not be rounded twice.
+        dtype = "float32" if config.model.adapters else config.reference.held_dtype(config.compute)
         reference = ReferencePrograms(programs, config.reference, dtype, config.updates_per_batch)
+    rule = build_clip_rule(config.objective)
     return LearnerParts(
         ladder,
         programs,
         pack,
-        recompute=config.objective.proximal == "recomputed" or config.objective.advantage == "vtrace",
+        recompute=config.objective.needs_current_logprobs,
         reference=reference,
         critic=Critic(programs, config.objective) if config.objective.has_critic else None,
+        bounds=None if rule is None else ClipBounds(rule),
     )
 
 
@@ -135,26 +139,6 @@ def initial_params(run: Run) -> Params:
     return load_model(builtin_or_path(run.config.model.path), num_real_tokens=run.chat.vocabulary)[1]
 
 
-def saved_weights(run: Run, step: int | None) -> tuple[PolicyVersion, Tensors]:
-    """Return the weights of a checkpoint, and their version, on a machine of any kind.
-
-    Args:
-        run: The run.
-        step: Which checkpoint; None for the one with the best evaluation.
-
-    Raises:
-        CheckpointError: There is no such checkpoint, none was evaluated, or it is damaged.
-    """
-    shapes = jax.eval_shape(functools.partial(init_params, run.model), jax.random.key(0))
-    # Arrays of optimizer, reference and critic are not read, and no mesh is needed.
-    wanted: Any = SavedState(shapes, None, None)  # type: ignore[arg-type]
-    path = run.layout.checkpoints
-    restored = (
-        load_best(path, wanted, part=True) if step is None else load_step(path, step, wanted, part=True)
-    )
-    return restored.cursor.version, to_hf_tensors(restored.state.params, run.model)
-
-
 def warm_up(
     run: Run, parts: LearnerParts, bare: BareSpeed, params: Params, ready: Callable[[], None]
 ) -> None:
@@ -164,7 +148,7 @@ def warm_up(
         run: The run.
         parts: Its programs.
         bare: Told how fast the step is.
-        params: Host parameters of any values.
+        params: Host parameters of what is trained, of any values.
         ready: Called between compiling and the first step.
     """
     programs = parts.programs
@@ -174,11 +158,6 @@ def warm_up(
     bare.calibrate(programs, programs.init_state(params), rows)
     snapshot(params)
     logger.info("%d programs: %s", len(names), ", ".join(names))
-
-
-def weights_digest(params: Params, model: ModelConfig) -> str:
-    """Return the digest that host parameters are published under."""
-    return digest_of(to_hf_tensors(params, model))
 
 
 def published_digests(reader: WeightReader) -> dict[PolicyVersion, str]:

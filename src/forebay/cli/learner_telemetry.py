@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from forebay.batching.prefetch import Prefetcher
 from forebay.cli.runs import Run
 from forebay.cli.tracing import open_tracer
 from forebay.clock import Clock
@@ -16,12 +17,16 @@ from forebay.config.dump import json_tree
 from forebay.learner.accounts import Accounts
 from forebay.learner.bare import BareSpeed
 from forebay.learner.checkpoint_stats import SaveTotals
+from forebay.learner.feed import JournaledBatch
+from forebay.learner.lives import Lives, look_inside
 from forebay.learner.meter import Meter
 from forebay.learner.samples import SampleKeeper
 from forebay.learner.step_trace import StepTrace
 from forebay.store.protocol import StoreStats
 from forebay.telemetry.causes import CauseTotals
+from forebay.telemetry.life_log import LifeLog
 from forebay.telemetry.metrics import MetricsWriter
+from forebay.telemetry.occupancy import OccupancySampler
 from forebay.telemetry.sinks import MetricSinks, SinkContext, make_sinks
 from forebay.telemetry.spans import TimeStrip
 
@@ -43,6 +48,7 @@ class LearnerTelemetry:
         bare: How fast the step is alone.
         waits: What the learner waited for while it starved.
         saves: What its checkpoints took.
+        lives: Where the tokens that it trains spent their lives.
         meter: What the run measures.
         evaluations: Passes evaluations on to wherever metrics go.
         accounts: Everyone who is told about a trained batch.
@@ -71,6 +77,7 @@ class LearnerTelemetry:
         context = SinkContext(run.layout.path, run.run_id, json_tree(config))
         sinks = MetricSinks(writer, make_sinks(config.telemetry, context, settle_thread))
         stack.callback(sinks.close)
+        self.lives = Lives(stack.enter_context(LifeLog(run.layout.lives, clock)), clock)
         samples = SampleKeeper(
             run.layout.samples,
             every=config.learner.sample_every,
@@ -85,12 +92,31 @@ class LearnerTelemetry:
             compiles,
             store_stats,
             config.learner.warmup_steps,
-            clock,
+            self.lives,
             self.waits.drain,
             self.saves.drain,
         )
         self.evaluations = EvaluationRelay(run.layout.path / "eval.jsonl", sinks)
+        self._settle_thread = settle_thread
         self.accounts = Accounts(StepTrace(self.tracer, clock), self.meter, samples, self.evaluations)
+
+    @contextmanager
+    def watching(
+        self, store_stats: Callable[[], StoreStats], prefetcher: Prefetcher[JournaledBatch | None]
+    ) -> Iterator[None]:
+        """Look at the queues of the run now and then while the block runs.
+
+        Args:
+            store_stats: Reads the store.
+            prefetcher: Holds batches that are ready.
+        """
+        sampler = OccupancySampler(look_inside(store_stats, prefetcher, self.strip))
+        sampler.start(self._settle_thread)
+        self.lives.watch(sampler.drain)
+        try:
+            yield
+        finally:
+            sampler.close()
 
 
 class EvaluationRelay:

@@ -12,15 +12,14 @@ from typing import Any
 from forebay.batching.prefetch import Prefetcher
 from forebay.cli.gang_learning import LedSource, follow_learner, join_gang, make_lead, shared_with
 from forebay.cli.learner_parts import (
-    initial_params,
     make_dispatcher,
     make_feed,
     make_parts,
     published_digests,
     warm_up,
-    weights_digest,
 )
 from forebay.cli.learner_telemetry import LearnerTelemetry
+from forebay.cli.learner_weights import LearnerWeights
 from forebay.cli.reference_model import make_reference
 from forebay.cli.runs import Run
 from forebay.clock import SystemClock
@@ -41,7 +40,6 @@ from forebay.learner.replay import replay
 from forebay.learner.source import WatchedSource
 from forebay.learner.train_step import TrainState
 from forebay.models.compiles import CompileCounter
-from forebay.models.hf import to_hf_tensors
 from forebay.store.protocol import Rewound, Store
 from forebay.telemetry.faults import fault_point
 from forebay.telemetry.metrics import read_metrics
@@ -125,10 +123,12 @@ class LearnerSession:
 
     def resume(self) -> None:
         """Compile, restore the newest checkpoint, replay the journal, and publish."""
-        initial = initial_params(self.run)
+        self.begun = LearnerWeights(self.run)
+        initial = self.begun.trained
         if WeightReader(self.run.layout.weights).latest() is None:
             # So that generators load and compile while this process does.
-            self.weights.publish(PolicyVersion(0, 0), to_hf_tensors(initial, self.run.model))
+            self.begun.publish(self.weights, PolicyVersion(0, 0), initial)
+        self.parts.programs.frozen.hold(self.begun.frozen)
         with self.strip.span("compiling"):
             warm_up(self.run, self.parts, self.bare, initial, self.lead.ready)
         restored = self.checkpointer.restore_newest(self.parts.template)
@@ -158,6 +158,7 @@ class LearnerSession:
             stack.callback(self.dispatcher.stop)
             source = self._make_source()
             stack.callback(source.stop)
+            stack.enter_context(self.telemetry.watching(self.store.stats, self.prefetcher))
             self.learner.run(LedSource(source, self.lead), self.last_version, self._ended)
             self.shares = self.strip.read()
 
@@ -222,7 +223,7 @@ class LearnerSession:
     def _make_source(self) -> WatchedSource:
         config = self.config
         feed = make_feed(config, self.store, self.incarnation, self.parts.pack, self.dispatcher, self.tracer)
-        prefetcher: Prefetcher[JournaledBatch | None] = Prefetcher(
+        self.prefetcher = prefetcher = Prefetcher[JournaledBatch | None](
             shared_with(self.lead, feed.next),
             first=self.learner.version.version,
             last=self.last_version,
@@ -251,7 +252,7 @@ class LearnerSession:
         params = self.lead.copied(copy)
         arguments = {"version": version.version}
         with self.tracer.span("write weights", arguments=arguments):
-            self.weights.publish(version, to_hf_tensors(params, self.run.model))
+            self.begun.publish(self.weights, version, params)
         fault_point("weights_visible", version.version)
         with self.tracer.span("store.publish", arguments=arguments):
             self.store.publish(version, incarnation=self.incarnation)
@@ -292,9 +293,7 @@ def _replay(session: LearnerSession, rewound: Rewound) -> None:
             for version, digest in known.items()
             if version.version == made.version and version.incarnation >= made.incarnation
         ],
-        lambda: weights_digest(
-            session.lead.copied(session.lead.copy(session.learner.state.params)), session.run.model
-        ),
+        lambda: session.begun.digest(session.lead.copied(session.lead.copy(session.learner.state.params))),
     )
     logger.info("replayed %d batches; continuing at version %d", count, session.learner.version.version)
 

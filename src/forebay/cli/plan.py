@@ -10,6 +10,7 @@ import typer
 
 from forebay.cli.planning import read_profiles, read_scenario
 from forebay.errors import ConfigError
+from forebay.planner.drawing import draw_plan
 from forebay.planner.plan import Plan, Prices, Wanted
 from forebay.planner.plan import plan as search
 from forebay.planner.showing import plan_text, toml
@@ -35,6 +36,9 @@ def plan(
     price_generator: Annotated[float, typer.Option(help="One generator, per hour.")] = 0.0,
     price_actor_process: Annotated[float, typer.Option(help="One actor process, per hour.")] = 0.0,
     write: Annotated[Path | None, typer.Option(help="Write the settings to a new file.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw busy by fleet size and staleness into a new SVG file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Find the smallest fleet that keeps the learner busy, by simulation, before anything is rented.
@@ -45,10 +49,12 @@ def plan(
     Examples:
         forebay plan profile.json --busy 0.97
         forebay plan profile.json --config run.toml --max-staleness 8 --write planned.toml
+        forebay plan profile.json --max-staleness 8 --picture plan.svg
         forebay plan environment.json learner.json --price-learner 12 --price-generator 4 --json
     """
-    if write is not None and write.exists():
-        raise ConfigError(f"{write} exists", remedy="Name a file that does not.")
+    for path in (write, picture):
+        if path is not None and path.exists():
+            raise ConfigError(f"{path} exists", remedy="Name a file that does not.")
     wanted = Wanted(
         busy=busy,
         max_staleness=max_staleness,
@@ -59,6 +65,9 @@ def plan(
     typer.echo(msgspec.json.encode(found).decode() if as_json else plan_text(found, busy))
     if write is not None:
         _write(write, found, config)
+    if picture is not None:
+        picture.write_text(draw_plan(found, busy), encoding="utf-8")
+        typer.echo(f"wrote {picture}", err=True)
 
 
 def _write(path: Path, found: Plan, config: Path | None) -> None:

@@ -20,6 +20,7 @@ from forebay.launch.probes.interpreter import look_at_copies
 from forebay.launch.probes.network import look_at_port
 from forebay.learner.run_directory import RunLayout
 from forebay.models.config import ModelConfig
+from forebay.models.lora_layout import check_targets, num_adapter_parameters
 from forebay.models.mesh_axes import check_divisible
 from forebay.store.file_systems import existing, refuse_network_filesystem
 from forebay.telemetry.sinks import check_sinks
@@ -122,8 +123,26 @@ def check_model_files(config: RunConfig) -> ModelConfig:
     model, _ = resolve_model(config)
     if config.model.path is not None:
         check_model(builtin_or_path(config.model.path), model)
+    check_adapters(config, model)
     check_reference_files(config, model)
     return model
+
+
+def check_adapters(config: RunConfig, model: ModelConfig) -> None:
+    """Check that a model can have the adapters that are asked for, and the headers of those to begin with.
+
+    Raises:
+        ConfigError: The model lacks a projection, or the adapters are others than the settings ask for.
+        ModelError: The adapters are missing, damaged, not supported, or belong to another model.
+    """
+    from forebay.models.lora_files import check_adapter_files
+
+    lora = config.model.adapters
+    if lora is None:
+        return
+    check_targets(lora, model)
+    if lora.path is not None:
+        check_adapter_files(Path(lora.path), model, lora)
 
 
 def check_token(config: RunConfig) -> None:
@@ -208,15 +227,22 @@ def check_disk(config: RunConfig, path: Path, model: ModelConfig) -> None:
     checkpoints = 1 if resumed else config.learner.keep_checkpoints + 2
     versions = 1 if resumed else config.weights.keep_versions + 1
     moves = config.objective.kl_coef > 0 and config.reference.update_every > 0
-    state_bytes = (_STATE_BYTES_PER_PARAMETER + 4 * moves) * model.num_parameters
-    weight_bytes = _WEIGHT_BYTES_PER_PARAMETER * model.num_parameters
-    needed_bytes = checkpoints * state_bytes + versions * weight_bytes + _OTHER_BYTES
+    trained = published = model.num_parameters
+    base_bytes = 0
+    if config.model.adapters is not None:
+        trained = num_adapter_parameters(model, config.model.adapters)
+        if config.weights.adapters == "separate":
+            published, base_bytes = trained, _WEIGHT_BYTES_PER_PARAMETER * model.num_parameters
+    state_bytes = (_STATE_BYTES_PER_PARAMETER + 4 * moves) * trained
+    weight_bytes = _WEIGHT_BYTES_PER_PARAMETER * published
+    other_bytes = _OTHER_BYTES + base_bytes
+    needed_bytes = checkpoints * state_bytes + versions * weight_bytes + other_bytes
     free_bytes = shutil.disk_usage(existing(path)).free
     if free_bytes < needed_bytes:
         raise ConfigError(
             f"too little space on the disk of {path}",
             got=f"{free_bytes} bytes free",
             limit=f">= {checkpoints} checkpoints x {state_bytes} + {versions} versions x {weight_bytes} + "
-            f"{_OTHER_BYTES} = {needed_bytes} bytes",
+            f"{other_bytes} = {needed_bytes} bytes",
             remedy="Free space, set run.directory to another disk, or lower learner.keep_checkpoints.",
         )

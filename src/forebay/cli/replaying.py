@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from forebay.cli.learner_parts import initial_params, make_parts, published_digests, weights_digest
+from forebay.cli.learner_parts import make_parts, published_digests
+from forebay.cli.learner_weights import LearnerWeights
 from forebay.cli.reference_model import make_reference
 from forebay.cli.runs import Run
 from forebay.clock import SystemClock
@@ -49,7 +50,9 @@ def replay_run(run: Run) -> Retrained:
         )
     parts = make_parts(run)
     parts.warm_up()
-    initial = initial_params(run)
+    weights = LearnerWeights(run)
+    parts.programs.frozen.hold(weights.frozen)
+    initial = weights.trained
     learner = Learner(
         parts.programs,
         parts.programs.init_state(initial),
@@ -70,7 +73,7 @@ def replay_run(run: Run) -> Retrained:
             parts.pack,
             learner.train,
             published,
-            lambda: weights_digest(snapshot(learner.state.params), run.model),
+            lambda: weights.digest(snapshot(learner.state.params)),
         )
     if not retrained.compared:
         raise WeightsError(

@@ -44,7 +44,10 @@ def report(
     target = _target(to or runs[0] / "report.html")
     write_atomically(target, render_page(records, title).encode("utf-8", "replace"))
     for record in records:
-        typer.echo(f"{record.name}: {verdict_of(record).sentence}")
+        verdict = verdict_of(record)
+        typer.echo(f"{record.name}: {verdict.sentence}")
+        if verdict.life:
+            typer.echo(f"{record.name}: {verdict.life}")
     typer.echo(f"{target} has the whole report; it needs no network")
 
 

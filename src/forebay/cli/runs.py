@@ -55,13 +55,15 @@ _MAY_CHANGE = (
     "learner.samples",
     "telemetry.",
 )
-# Exceptions: what the model is asked, how long its answers are, and where the trajectories lie.
+# Exceptions: what the model is asked, how long its answers are, where the trajectories lie, and what
+# versions consist of, which a replay compares.
 _MUST_STAY = (
     "generator.context:",
     "actors.temperature:",
     "actors.max_turn_tokens:",
     "store.path:",
     "store.engine:",
+    "weights.adapters:",
 )
 _MAX_NAMED = 4
 

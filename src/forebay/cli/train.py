@@ -23,6 +23,7 @@ from forebay.clock import SystemClock
 from forebay.config import RunConfig, load_config
 from forebay.config.dump import to_toml
 from forebay.launch import ProcessSpec, Supervisor, divide_cpus, share_of
+from forebay.launch.placement import with_huge_pages
 from forebay.learner.gang.token import TOKEN_VARIABLE
 from forebay.learner.run_directory import RunDirectory, RunLayout
 from forebay.report import load_run, verdict_of
@@ -151,7 +152,7 @@ def processes(run: Run) -> Iterator[ProcessSpec]:
 def learner_processes(run: Run, cpus: tuple[int, ...], other_cpus: tuple[int, ...]) -> Iterator[ProcessSpec]:
     """Yield the processes of a run's learner; of several, each gets its share of cores and accelerators."""
     number, devices = run.config.learner.processes, run.config.mesh.num_devices
-    env = {OTHER_CPUS_VARIABLE: ",".join(map(str, other_cpus))}
+    env = {OTHER_CPUS_VARIABLE: ",".join(map(str, other_cpus)), **with_huge_pages(os.environ)}
     if number == 1:
         argv = _command("learn", str(run.layout.path))
         yield ProcessSpec(name="learner", argv=argv, cpus=cpus, env=env, leads=True)
@@ -175,6 +176,7 @@ def learner_processes(run: Run, cpus: tuple[int, ...], other_cpus: tuple[int, ..
 def farewell(path: Path) -> str:
     """Return what came out of a run that ended, and what to do with it; a few lines of text."""
     summary = read_summary(RunLayout(path).summary, RunSummary)
+    verdict = verdict_of(load_run(path))
     return "\n".join(
         (
             f"{summary.steps} steps; learner busy {_percent(summary.busy)}, "
@@ -182,7 +184,8 @@ def farewell(path: Path) -> str:
             f"reward {_figure(summary.reward_first)} at first, {_figure(summary.reward_last)} at last",
             f"trajectories: {summary.accepted} accepted, {summary.trained} trained, "
             f"{summary.discarded} discarded, {summary.lost} lost, {summary.repeated} repeated",
-            f"verdict: {verdict_of(load_run(path)).sentence}",
+            f"verdict: {verdict.sentence}",
+            *([f"tokens: {verdict.life}"] if verdict.life else []),
             f"the run is in {path}: summary.json, metrics.jsonl, logs/",
             f"next: forebay report {path}",
             f"      forebay eval {path}",

@@ -37,7 +37,7 @@ def checkpoint(run: Run, step: int | None = None) -> Weights:
     """
     require_learner_packages()
     configure_jax()
-    from forebay.cli.learner_parts import saved_weights
+    from forebay.cli.learner_weights import saved_weights
 
     return Weights(*saved_weights(run, step))
 

@@ -138,6 +138,8 @@ class RunConfig(BaseModel):
         self.value.check_used(self.objective.advantage, has_critic=self.objective.has_critic)
         if self.objective.kl_coef:
             self.reference.check_penalty(self.updates_per_batch)
+        if self.model.adapters is not None:
+            self._check_adapters()
         if self.generator.context > self.batching.max_length and self.batching.oversize == "error":
             raise ConfigError(
                 "an episode can grow longer than a row of the learner",
@@ -164,6 +166,16 @@ class RunConfig(BaseModel):
                 limit="127.0.0.1",
                 remedy="Set generator.token_env to an environment variable that holds one.",
             )
+
+    def _check_adapters(self) -> None:
+        if self.weights.adapters == "separate" and self.generator.vllm:
+            raise ConfigError(
+                "vLLM is given whole weights, and adapters are not",
+                got='weights.adapters="separate" with generator.vllm',
+                remedy='Set weights.adapters="merged".',
+            )
+        if self.objective.kl_coef:
+            self.reference.check_adapters()
 
     def _check_capacity(self) -> None:
         keeps_all = self.learner.keep_consumed

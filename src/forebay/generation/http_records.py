@@ -109,6 +109,7 @@ class ResponseExtension(msgspec.Struct, kw_only=True):
     generate_s: float = 0.0
     num_prefilled: int = 0
     num_cached: int = 0
+    queue_s: float = 0.0
 
 
 class GenerateResponse(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -243,6 +243,7 @@ def encode_completion(request_id: str, completion: Completion) -> bytes:
         generate_s=completion.generate_s,
         num_prefilled=completion.num_prefilled,
         num_cached=completion.num_cached,
+        queue_s=completion.queue_s,
     )
     return _encoder.encode(GenerateResponse(request_id=request_id, choices=[choice], forebay=extension))
 
@@ -280,6 +281,7 @@ def decode_completion(data: bytes, run_id: str = "") -> Completion:
         generate_s=extension.generate_s if extension else 0.0,
         num_prefilled=extension.num_prefilled if extension else 0,
         num_cached=extension.num_cached if extension else 0,
+        queue_s=extension.queue_s if extension else 0.0,
     )
 
 

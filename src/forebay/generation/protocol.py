@@ -72,6 +72,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         generate_s: From the first decode to the end.
         num_prefilled: Prompt tokens that had to be computed.
         num_cached: Prompt tokens whose KV was reused.
+        queue_s: Part of `wait_s`: from arrival until there was a slot; the rest computed the prompt.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -82,6 +83,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     generate_s: float = 0.0
     num_prefilled: int = 0
     num_cached: int = 0
+    queue_s: float = 0.0
 
 
 class GeneratorInfo(msgspec.Struct, frozen=True, kw_only=True):

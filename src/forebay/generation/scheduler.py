@@ -147,8 +147,9 @@ class Scheduler:
     def _admit(self) -> None:
         if not self._free or not len(self._queue):
             return
+        now_s = self._clock.monotonic_s()
         for waiting in self._queue.take(len(self._free), self.version, self.pool.is_parked):
-            self._running[waiting.request.request_id] = Running.start(self._free.pop(0), waiting)
+            self._running[waiting.request.request_id] = Running.start(self._free.pop(0), waiting, now_s)
 
     def _prefill(self) -> None:
         began_s, before = self._clock.monotonic_s(), self.counters.prefilled_tokens

@@ -124,18 +124,19 @@ class Running:
     num_in_cache: int = 0
     kv_version: PolicyVersion | None = None
     begun: bool = False
+    admitted_s: float | None = None
     first_decode_s: float | None = None
     num_reused: int = 0
     logprobs: list[npt.NDArray[np.float32]] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
 
     @classmethod
-    def start(cls, slot: int, waiting: Waiting) -> Running:
+    def start(cls, slot: int, waiting: Waiting, now_s: float | None = None) -> Running:
         """Place a request in a slot; nothing is computed yet."""
         prompt = waiting.request.prompt
         tokens = np.empty(len(prompt) + waiting.max_tokens, np.int32)
         tokens[: len(prompt)] = prompt
-        return cls(slot=slot, waiting=waiting, tokens=tokens, length=len(prompt))
+        return cls(slot=slot, waiting=waiting, tokens=tokens, length=len(prompt), admitted_s=now_s)
 
     @property
     def num_prompt(self) -> int:
@@ -198,6 +199,7 @@ class Running:
     def completion(self, finish: CompletionFinish, now_s: float) -> Completion:
         """Return what was sampled."""
         first_s = now_s if self.first_decode_s is None else self.first_decode_s
+        admitted_s = first_s if self.admitted_s is None else self.admitted_s
         return Completion(
             tokens=self.tokens[self.num_prompt : self.length].copy(),
             logprobs=np.concatenate(self.logprobs) if self.logprobs else np.empty(0, np.float32),
@@ -207,6 +209,7 @@ class Running:
             generate_s=now_s - first_s,
             num_prefilled=max(self.num_prompt - self.num_reused, 0),
             num_cached=self.num_reused,
+            queue_s=admitted_s - self.waiting.arrived_s,
         )
 
 

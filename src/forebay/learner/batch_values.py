@@ -43,15 +43,13 @@ def trained_trajectories(batch: JournaledBatch) -> list[TrainedTrajectory]:
     ]
 
 
-def batch_values(batch: JournaledBatch, started_s: float, step_s: float) -> dict[str, Value]:
+def batch_values(batch: JournaledBatch, trained: Sequence[TrainedTrajectory]) -> dict[str, Value]:
     """Return the values that describe a batch.
 
     Args:
         batch: What was trained.
-        started_s: Wall clock at the beginning of its step.
-        step_s: Time of the step.
+        trained: Its trajectories, with their fresh tokens.
     """
-    trained = trained_trajectories(batch)
     trajectories = [trajectory for trajectory, _ in trained]
     return {
         **_counts_of(batch, len(trained)),
@@ -65,33 +63,8 @@ def batch_values(batch: JournaledBatch, started_s: float, step_s: float) -> dict
         **environment_values(trajectories),
         **fresh_values(trained),
         **{f"short_groups.{name}": count for name, count in sorted(batch.short.items())},
-        **life_values(trained, started_s, step_s),
         **critic_values(batch.updates),
     }
-
-
-def life_values(trained: Iterable[TrainedTrajectory], started_s: float, step_s: float) -> dict[str, float]:
-    """Return where a trained token spent its life, as means in seconds: `life.PLACE_s`.
-
-    Every fresh token weighs the same, so that the parts add up to the mean age of a trained token, counted
-    from the claim of its slot to the end of its step. `other` is what an episode spent neither waiting for
-    the generator, nor generating, nor in an environment step: the reset, and the way between processes.
-
-    Args:
-        trained: Trajectories with their fresh tokens.
-        started_s: Wall clock at the beginning of the step.
-        step_s: Time of the step.
-    """
-    totals: defaultdict[str, float] = defaultdict(float)
-    num_fresh = 0
-    for trajectory, fresh_tokens in trained:
-        num_fresh += fresh_tokens
-        for place, seconds in _life_s(trajectory, started_s).items():
-            totals[place] += fresh_tokens * seconds
-    if not num_fresh:
-        return {}
-    means = {f"life.{place}_s": seconds / num_fresh for place, seconds in totals.items()}
-    return means | {"life.training_s": step_s}
 
 
 def critic_values(updates: Iterable[Batch]) -> dict[str, Value]:
@@ -151,23 +124,6 @@ def environment_values(trajectories: Sequence[Trajectory]) -> dict[str, Value]:
         episodes_s = [max(0.0, t.finished_s - t.started_s) for t in mine]
         values |= latency_values(f"latency.{name}.episode_s", episodes_s)
     return values
-
-
-def _life_s(trajectory: Trajectory, started_s: float) -> dict[str, float]:
-    steps = trajectory.steps
-    inside = {
-        "generator_queue": sum(step.generator_wait_s for step in steps),
-        "generating": sum(step.generate_s for step in steps),
-        "environment": sum(step.environment_s for step in steps),
-    }
-    # Clocks of different hosts may disagree: no part is negative.
-    episode_s = max(0.0, trajectory.finished_s - trajectory.started_s)
-    return {
-        "admission": trajectory.admission_s,
-        **inside,
-        "other": max(0.0, episode_s - sum(inside.values())),
-        "buffer": max(0.0, started_s - trajectory.finished_s),
-    }
 
 
 def _counts_of(batch: JournaledBatch, num_trajectories: int) -> dict[str, Value]:

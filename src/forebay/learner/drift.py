@@ -50,7 +50,8 @@ def price_drift(price: float, free_nats: float) -> optax.GradientTransformationE
         free_nats: Drift that is free, nats a token.
 
     Returns:
-        The last part of an optimizer. Its `update` needs the sums of the step as `sums`.
+        The last part of an optimizer. Its `update` is told the sums of the step as `sums`; without them it
+        changes nothing.
 
     References:
         Schulman et al. 2015, Trust Region Policy Optimization, theorem 1 (the bound, after Kakade and
@@ -63,8 +64,10 @@ def price_drift(price: float, free_nats: float) -> optax.GradientTransformationE
         return DriftState(jnp.zeros(()), jnp.zeros(()), jnp.ones(()))
 
     def update(
-        updates: Any, state: DriftState, params: Any = None, *, sums: LossSums, **_: Any
+        updates: Any, state: DriftState, params: Any = None, *, sums: LossSums | None = None, **_: Any
     ) -> tuple[Any, DriftState]:
+        if sums is None:
+            return updates, state
         tokens = jnp.maximum(sums.tokens, 1.0)
         gain = _DECAY * state.gain + (1.0 - _DECAY) * sums.gain_sum / tokens
         drift = _DECAY * state.drift + (1.0 - _DECAY) * sums.k3_sum / tokens

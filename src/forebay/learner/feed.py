@@ -13,9 +13,11 @@ from forebay.clock import Clock, SystemClock
 from forebay.learner.fairness import FairShares
 from forebay.learner.siblings import FinishedSiblings
 from forebay.staleness import Choice, Fork, OutstandingGroup, StalenessSettings, choose_groups
+from forebay.staleness.waiting import cause_of_wait
 from forebay.store.protocol import JournalEntry, Store, TakenGroup
 from forebay.telemetry.causes import CauseClock
 from forebay.telemetry.faults import fault_point
+from forebay.telemetry.residence import BatchStamps
 from forebay.telemetry.trace import OFF, Tracer
 from forebay.trajectory import PolicyVersion
 
@@ -51,12 +53,14 @@ class JournaledBatch(NamedTuple):
         updates: One batch per optimizer update, in order.
         groups: What was taken.
         short: How many groups each environment lacked of its share, if it did.
+        stamps: When it was taken and recorded; None for one from the journal.
     """
 
     entry: JournalEntry
     updates: tuple[Batch, ...]
     groups: tuple[TakenGroup, ...]
     short: Mapping[str, int] = {}
+    stamps: BatchStamps | None = None
 
 
 class Feed:
@@ -144,10 +148,12 @@ class Feed:
                 members = self._tracer.followed(_trajectory_ids(groups))
                 now_s = self._clock.monotonic_s()
                 self._tracer.slice("store.take", self._chosen_s, now_s, members=members)
+                taken_wall_s = self._clock.wall_s()
                 batch = self._journal(groups, now, members)
                 if batch is not None:
                     self.causes.switch("handover")
-                    return batch
+                    stamps = BatchStamps(taken_wall_s, now_s, self._clock.monotonic_s())
+                    return batch._replace(stamps=stamps)
         return None
 
     def _choose(self, outstanding: Sequence[OutstandingGroup], now: PolicyVersion) -> Choice:
@@ -253,15 +259,14 @@ def cause_of(choice: Choice, outstanding: Sequence[OutstandingGroup]) -> Cause:
         >>> cause_of(Choice(missing=1), [])
         'credit'
     """
-    if choice.urgent is not None:
-        return "urgent"
-    if not choice.missing:
-        return "packing"
     waited = [group for group in outstanding if not choice.short or group.environment in choice.short]
     unsettled = [group for group in waited if not group.settled]
-    if sum(group.start is not None for group in unsettled) >= choice.missing:
-        return "episodes"
-    return "actors" if len(unsettled) >= choice.missing else "credit"
+    return cause_of_wait(
+        is_urgent=choice.urgent is not None,
+        num_missing=choice.missing,
+        num_running=sum(group.start is not None for group in unsettled),
+        num_unsettled=len(unsettled),
+    )
 
 
 def describe(choice: Choice, num_barren: int = 0, num_dropped: int = 0) -> str:

@@ -31,14 +31,30 @@ from forebay.learner.train_step import (
 )
 from forebay.models.config import ModelConfig
 from forebay.models.layout import parameters_of, place
+from forebay.models.lora import abstract_adapters, adapter_specs, with_adapters
+from forebay.models.lora_layout import check_targets
 from forebay.models.moe import RouterSums
 from forebay.models.params import Params
 from forebay.models.router_loss import RouterLoss
-from forebay.models.settings import ComputeSettings
-from forebay.models.sharding import Axes, check_rows, row_spec, shardings, split_specs
-from forebay.models.value_head import state_values, value_head_shapes, without_value_head
+from forebay.models.settings import ComputeSettings, LoraSettings
+from forebay.models.sharding import (
+    Axes,
+    check_rows,
+    parameter_specs,
+    row_spec,
+    shardings,
+    split_specs,
+)
+from forebay.models.value_head import (
+    state_values,
+    value_head_shapes,
+    value_head_specs,
+    without_value_head,
+)
 from forebay.objectives.inputs import LossSums
 from forebay.objectives.surrogate import Objective, ValueLoss
+
+Score = Callable[[Params, Params, TrainRows], Array]
 
 WHOLE = PartitionSpec()
 # Partition specs stand where the arrays of these records would.
@@ -47,13 +63,44 @@ _SUMS = LossSums(*_EACH_WHOLE * len(LossSums._fields))
 _ROUTED = RouterSums(*_EACH_WHOLE * len(RouterSums._fields))
 
 
+def _scores(
+    config: ModelConfig, lora: LoraSettings | None, compute: ComputeSettings, axes: Axes
+) -> tuple[Score, Score]:
+    """Return what gives rows their logprobs, and the values of their states."""
+
+    def logprobs(frozen: Params, params: Params, rows: TrainRows) -> Array:
+        params = with_adapters(frozen, params, lora)
+        hidden, _ = row_states(params, rows, config, compute, axes)
+        return row_logprobs(params, hidden, rows, config, compute, axes)[0]
+
+    def values(frozen: Params, params: Params, rows: TrainRows) -> Array:
+        params = with_adapters(frozen, params, lora)
+        hidden, _ = row_states(params, rows, config, compute, axes)
+        return state_values(params, hidden, rows.tokens.shape, axes)
+
+    return logprobs, values
+
+
+def trained_specs(config: ModelConfig, lora: LoraSettings | None, *, has_critic: bool) -> dict[str, Any]:
+    """Return partition specs of what is trained: the model or adapters, and a critic's value head.
+
+    Raises:
+        ConfigError: The model has no projection of an adapter's name.
+    """
+    if lora is not None:
+        check_targets(lora, config)
+    specs = parameter_specs(config) if lora is None else adapter_specs(lora)
+    return specs | (value_head_specs() if has_critic else {})
+
+
 def jit_row_programs(
     config: ModelConfig,
     mesh: Mesh,
-    specs: dict[str, Any],
+    split: tuple[dict[str, Any], dict[str, Any]],
     objective: Objective,
     value_loss: ValueLoss | None,
     of_routers: RouterLoss,
+    lora: LoraSettings | None,
     compute: ComputeSettings,
 ) -> dict[str, Any]:
     """Wrap what `train_step` does with rows in shard_map and jit, with what it donates.
@@ -61,41 +108,36 @@ def jit_row_programs(
     Args:
         config: The model.
         mesh: From `make_mesh`.
-        specs: Partition specs of the parameters, a value head's too if there is one.
+        split: Partition specs of the weights that are not trained, and of what is.
         objective: What is minimized.
         value_loss: What a critic is trained by; None without one.
         of_routers: What routers of experts are trained by, beyond the objective.
+        lora: The adapters that are trained; None if the model is.
         compute: Types, remat, attention and the chunk of the loss.
 
     Returns:
         The functions `accumulate`, `logprobs` and `values`.
     """
     axes = Axes.of(mesh)
-    specs, rows_spec = split_specs(mesh, (specs, row_spec()))
+    frozen, specs, rows_spec = split_specs(mesh, (*split, row_spec()))
     accumulated = Accumulator(specs, _SUMS, None if config.experts is None else _ROUTED)
 
-    def logprobs(params: Params, rows: TrainRows) -> Array:
-        hidden, _ = row_states(params, rows, config, compute, axes)
-        return row_logprobs(params, hidden, rows, config, compute, axes)[0]
-
-    def values(params: Params, rows: TrainRows) -> Array:
-        hidden, _ = row_states(params, rows, config, compute, axes)
-        return state_values(params, hidden, rows.tokens.shape, axes)
-
+    logprobs, values = _scores(config, lora, compute, axes)
     gradients = functools.partial(
         add_gradients,
         config=config,
         objective=objective,
         value_loss=value_loss,
         of_routers=of_routers,
+        lora=lora,
         compute=compute,
         axes=axes,
     )
 
-    def scoring(score: Callable[[Params, TrainRows], Array], specs: dict[str, Any]) -> Any:
+    def scoring(score: Score, specs: dict[str, Any]) -> Any:
         # Hosts look at scores: each process of several needs all of them.
         whole = shardings(mesh, WHOLE) if jax.process_count() > 1 else None
-        mapped = jax.shard_map(score, mesh=mesh, in_specs=(specs, rows_spec), out_specs=rows_spec)
+        mapped = jax.shard_map(score, mesh=mesh, in_specs=(frozen, specs, rows_spec), out_specs=rows_spec)
         return jax.jit(mapped, out_shardings=whole)
 
     return {
@@ -103,10 +145,10 @@ def jit_row_programs(
             jax.shard_map(
                 gradients,
                 mesh=mesh,
-                in_specs=(specs, accumulated, rows_spec, WHOLE, WHOLE),
+                in_specs=(frozen, specs, accumulated, rows_spec, WHOLE, WHOLE),
                 out_specs=accumulated,
             ),
-            donate_argnums=1,
+            donate_argnums=2,
         ),
         "logprobs": scoring(logprobs, without_value_head(specs)),
         "values": scoring(values, specs),
@@ -135,7 +177,11 @@ def jit_update(
 
 
 def abstract_state(
-    config: ModelConfig, mesh: Mesh, optimizer: optax.GradientTransformation, specs: dict[str, Any]
+    config: ModelConfig,
+    mesh: Mesh,
+    optimizer: optax.GradientTransformation,
+    specs: dict[str, Any],
+    lora: LoraSettings | None = None,
 ) -> TrainState:
     """Return shapes, types and shardings of a train state; moments are split as their parameters are.
 
@@ -143,10 +189,11 @@ def abstract_state(
         config: The model.
         mesh: From `make_mesh`.
         optimizer: Makes the optimizer's state.
-        specs: Partition specs of the parameters, a value head's too if there is one.
+        specs: Partition specs of what is trained, a value head's too if there is one.
+        lora: The adapters that are trained; None if the model is.
     """
-    params: Params = {}
-    for parameter in parameters_of(config):
+    params: Params = {} if lora is None else dict(abstract_adapters(config, lora))
+    for parameter in parameters_of(config) if lora is None else ():
         layers = (config.num_layers,) if parameter.in_layers else ()
         place(params, parameter, jax.ShapeDtypeStruct(layers + parameter.shape(config), jnp.float32))
     for name, head_shape in value_head_shapes(config).items():

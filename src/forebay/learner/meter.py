@@ -11,16 +11,17 @@ from typing import Any
 import msgspec
 
 from forebay.batching.batch import Batch
-from forebay.clock import Clock
 from forebay.learner.bare import BareSpeed, BareWork, work_of
-from forebay.learner.batch_values import batch_values
+from forebay.learner.batch_values import batch_values, trained_trajectories
 from forebay.learner.feed import JournaledBatch
+from forebay.learner.lives import Lives
 from forebay.learner.train_step import StepStats
 from forebay.models.moe import RouterSums
 from forebay.models.router_loss import router_measures
 from forebay.objectives.inputs import LossSums, summarize
 from forebay.store.accounting import count_lost
 from forebay.store.protocol import StoreStats
+from forebay.telemetry.life_summary import summarize_lives
 from forebay.telemetry.metrics import Value, read_metrics
 from forebay.telemetry.sinks.protocol import MetricLog
 from forebay.telemetry.spans import TimeShares, TimeStrip
@@ -64,7 +65,7 @@ class Meter:
         compiles: Returns the programs built since warm-up.
         store_stats: Reads the store.
         warmup_batches: First batches left out of the utilization figures.
-        clock: Dates the steps; comparable with that of the trajectories.
+        lives: Records where the tokens spent their lives.
         waits: Returns, and forgets, the seconds that the learner starved, by cause.
         saves: Returns, and forgets, what the checkpoints took that were saved meanwhile.
     """
@@ -77,7 +78,7 @@ class Meter:
         compiles: Callable[[], int],
         store_stats: Callable[[], StoreStats],
         warmup_batches: int,
-        clock: Clock,
+        lives: Lives,
         waits: Callable[[], Mapping[str, float]] = dict,
         saves: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
@@ -87,7 +88,7 @@ class Meter:
         self._compiles = compiles
         self._store_stats = store_stats
         self._warmup_batches = warmup_batches
-        self._clock = clock
+        self.lives = lives
         self._waits = waits
         self._saves = saves
         self._before = strip.read()
@@ -106,7 +107,9 @@ class Meter:
             step_s: Time of its updates.
         """
         self.batches += 1
-        values = self._values(batch, stats, step_s)
+        trained = trained_trajectories(batch)
+        lived = self.lives.add(batch, version.version, trained, step_s)
+        values = self._values(batch, stats, step_s) | batch_values(batch, trained) | lived
         self._writer.write(version.version, {"incarnation": version.incarnation, **values})
         if self.batches == self._warmup_batches:
             self._begin_window()
@@ -116,6 +119,7 @@ class Meter:
     def restart(self) -> None:
         """Forget what was measured, a replay for instance: warm-up begins anew."""
         self.batches = 0
+        self.lives.restart()
         self._begin_window()
 
     def _begin_window(self) -> None:
@@ -155,7 +159,6 @@ class Meter:
             **{f"time.{state}_s": seconds for state, seconds in interval.seconds.items()},
             **{f"wait.{cause}_s": seconds for cause, seconds in self._waits().items()},
             **self._saves(),
-            **batch_values(batch, self._clock.wall_s() - step_s, step_s),
             **_step_values(stats),
             **_store_values(store),
         }
@@ -213,6 +216,7 @@ def summarize_run(
         trained=sum(line["trajectories"] for line in lines),
         lost=count_lost(store),
         repeated=count_repeated(lines),
+        life=summarize_lives(meter.lives.read()),
     )
 
 

@@ -46,11 +46,12 @@ class OptimizerSettings(BaseModel):
         " (VCPO): a step that few stale sequences carry counts for less.",
     )
 
-    drift_price: float | None = Field(
-        None,
-        gt=0,
+    drift_price: float = Field(
+        0.1,
+        ge=0,
+        allow_inf_nan=False,
         description="Lower the learning rate while the policy drifts from its data without a gain: the reward"
-        " that a nat of drift has to bring, both per token (for rewards between 0 and 1: 0.1). Unset: never.",
+        " that a nat of drift has to bring, both per token; a tenth of the range of rewards. 0: never.",
     )
     free_drift_nats: float = Field(
         0.005, gt=0, description="Drift that drift_price does not count, nats a token (k3 in metrics.jsonl)."
@@ -128,7 +129,7 @@ def make_optimizer(
     parts.append(optax.scale_by_learning_rate(make_schedule(settings)))
     if value_scale is not None:
         parts.append(optax.masked(optax.scale(value_scale), _of_value_head))
-    if settings.drift_price is not None:
+    if settings.drift_price:
         parts.append(price_drift(settings.drift_price, settings.free_drift_nats))
     return optax.chain(*parts)
 

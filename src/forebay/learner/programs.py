@@ -18,6 +18,7 @@ from jaxtyping import Array, DTypeLike, Float
 
 from forebay.batching.rows import TrainRows, make_rows
 from forebay.errors import ConfigError
+from forebay.learner.frozen import Frozen
 from forebay.learner.lowering import (
     abstract_accumulator,
     abstract_rows,
@@ -25,6 +26,7 @@ from forebay.learner.lowering import (
     jit_row_programs,
     jit_update,
     shardings_of,
+    trained_specs,
     without_annotations,
 )
 from forebay.learner.optimizer import OptimizerSettings, make_optimizer
@@ -35,18 +37,18 @@ from forebay.models.config import ModelConfig
 from forebay.models.mesh_axes import check_divisible
 from forebay.models.params import Params
 from forebay.models.router_loss import NO_ROUTER_LOSS, RouterLoss
-from forebay.models.settings import ComputeSettings
-from forebay.models.sharding import parameter_specs, row_spec, shardings
-from forebay.models.value_head import value_head_specs, with_value_head, without_value_head
+from forebay.models.settings import ComputeSettings, LoraSettings
+from forebay.models.sharding import row_spec, shardings
+from forebay.models.value_head import with_value_head, without_value_head
 from forebay.objectives.surrogate import Objective, ValueLoss
 
 
 class TrainPrograms:
     """The programs of one model, mesh, optimizer and objective.
 
-    Once: `state = init_state(params)`, `accumulator = zeros()`, `warm_up(shapes)`. Per step: `accumulate`
-    every micro-batch with the batch's one denominator, then `apply`. State and accumulator are donated: the
-    arrays that were passed in are gone afterwards, so what must outlive a step is a `snapshot`.
+    Once: `state = init_state(params)`, `accumulator = zeros()`, `warm_up(shapes)`; with adapters also
+    `frozen.hold(model)`. Per step: `accumulate` every micro-batch with the batch's one denominator, then
+    `apply`. State and accumulator are donated: what must outlive a step is a `snapshot`.
 
     Args:
         config: The model.
@@ -58,9 +60,10 @@ class TrainPrograms:
         value_loss: What a critic is trained by; the state then has a value head. None: there is none.
         value_scale: Learning rate of the value head, as a multiple of the model's.
         of_routers: What routers of experts are trained by, beyond the objective.
+        lora: The adapters that are trained; all else is frozen. None: the model is trained itself.
 
     Raises:
-        ConfigError: The mesh cannot split the model.
+        ConfigError: The mesh cannot split the model, or it has no projection of an adapter's name.
     """
 
     def __init__(
@@ -74,18 +77,19 @@ class TrainPrograms:
         value_loss: ValueLoss | None = None,
         value_scale: float = 1.0,
         of_routers: RouterLoss = NO_ROUTER_LOSS,
+        lora: LoraSettings | None = None,
     ) -> None:
         check_divisible(config, mesh.shape)
-        self._config = config
-        self._mesh = mesh
+        self._config, self._mesh = config, mesh
         self._has_critic = value_loss is not None
         self._annotations = annotations
         self._of_routers = of_routers
         self._optimizer = make_optimizer(optimizer, value_scale if self._has_critic else None)
-        self._specs = parameter_specs(config) | (value_head_specs() if self._has_critic else {})
-        self._state = abstract_state(config, mesh, self._optimizer, self._specs)
+        self.frozen = Frozen(config, mesh, compute.compute_dtype, is_model=lora is not None)
+        split = self.frozen.specs, trained_specs(config, lora, has_critic=self._has_critic)
+        self._state = abstract_state(config, mesh, self._optimizer, split[1], lora)
         self._accumulator = abstract_accumulator(config, self._state.params, mesh)
-        self._jitted = jit_row_programs(config, mesh, self._specs, objective, value_loss, of_routers, compute)
+        self._jitted = jit_row_programs(config, mesh, split, objective, value_loss, of_routers, lora, compute)
         self._jitted["apply"] = jit_update(mesh, self._state, self._accumulator, self._optimizer, optimizer)
         self._table = ProgramTable()
 
@@ -105,15 +109,13 @@ class TrainPrograms:
         A critic's value head is added, saying 0.
 
         Args:
-            params: The model's parameter tree, NumPy or JAX arrays; copied, never aliased.
+            params: Of what is trained, a model or adapters: NumPy or JAX arrays; copied, never aliased.
         """
         if self._has_critic:
             params = with_value_head(params, self._config)
-        return jax.jit(
-            functools.partial(new_state, optimizer=self._optimizer),
-            donate_argnums=0,
-            out_shardings=shardings_of(self._state),
-        )(jax.tree.map(_master_weights, params, self._state.params))
+        begin = functools.partial(new_state, optimizer=self._optimizer)
+        placed = jax.jit(begin, donate_argnums=0, out_shardings=shardings_of(self._state))
+        return placed(jax.tree.map(_master_weights, params, self._state.params))
 
     def zeros(self) -> Accumulator:
         """Return an empty accumulator. `apply` hands an emptied one back, so that a run makes one."""
@@ -166,17 +168,17 @@ class TrainPrograms:
             ConfigError: The mesh cannot split the rows.
         """
         kind, _, dtype = name.partition("_")
+        program, frozen, accumulator = self._jitted[kind], self.frozen.abstract, self._accumulator
         if shape is None:
-            return self._jitted[kind].lower(self._state, self._accumulator)
+            return program.lower(self._state, accumulator)
         params = self.abstract_params(dtype or "float32") if kind == "logprobs" else self._state.params
         rows = abstract_rows(shape, self._mesh, self._annotations)
         if kind != "accumulate":
-            return self._jitted[kind].lower(params, without_annotations(rows))
-        accumulator, scalar = self._accumulator, self._accumulator.sums.loss
-        return self._jitted[kind].lower(params, accumulator, rows, scalar, scalar)
+            return program.lower(frozen, params, without_annotations(rows))
+        return program.lower(frozen, params, accumulator, rows, *[accumulator.sums.loss] * 2)
 
     def abstract_params(self, dtype: DTypeLike) -> Params:
-        """Return shapes and shardings of the model's parameters, in a type."""
+        """Return shapes and shardings of the trained parameters, in a type; without a value head."""
         params = without_value_head(self._state.params)
         return jax.tree.map(lambda leaf: leaf.update(dtype=jnp.dtype(dtype)), params)
 
@@ -202,10 +204,8 @@ class TrainPrograms:
             ConfigError: The shape is none of the compiled ones, or the loss of routers lacks its denominator.
         """
         program = self._table.program("accumulate", rows.tokens.shape)
-        if self._of_routers.is_on and num_tokens is None:
-            raise ConfigError("a loss of routers needs num_tokens, of which it is the mean", got=None)
-        scalars = np.float32(denominator), np.float32(num_tokens or math.inf)
-        return program(params, accumulator, rows, *scalars)
+        scalars = np.float32(denominator), _router_tokens(self._of_routers, num_tokens)
+        return program(self.frozen.weights, params, accumulator, rows, *scalars)
 
     def logprobs(self, params: Params, rows: TrainRows) -> Float[Array, "B T"]:
         """Return logprobs [B, T] float32, nats, of rows under `params`.
@@ -216,8 +216,9 @@ class TrainPrograms:
             ConfigError: The shape is none of the compiled ones, or `warm_up` was not told of the parameters'
                 type.
         """
-        program = self._table.program(_scoring(params["embedding"].dtype), rows.tokens.shape)
-        return program(without_value_head(params), without_annotations(rows))
+        scored = without_value_head(params)
+        program = self._table.program(_scoring(jax.tree.leaves(scored)[0].dtype), rows.tokens.shape)
+        return program(self.frozen.weights, scored, without_annotations(rows))
 
     def values(self, params: Params, rows: TrainRows) -> Float[Array, "B T"]:
         """Return the value of the state after each position of rows, [B, T] float32, in units of return.
@@ -225,7 +226,8 @@ class TrainPrograms:
         Raises:
             ConfigError: The shape is none of the compiled ones, or there is no critic.
         """
-        return self._table.program("values", rows.tokens.shape)(params, without_annotations(rows))
+        program = self._table.program("values", rows.tokens.shape)
+        return program(self.frozen.weights, params, without_annotations(rows))
 
     def apply(self, state: TrainState, accumulator: Accumulator) -> tuple[TrainState, Accumulator, StepStats]:
         """Take one optimizer step, or none at all if loss or gradient is not finite.
@@ -241,6 +243,12 @@ class TrainPrograms:
             ConfigError: `warm_up` was not called.
         """
         return self._table.program("apply", None)(state, accumulator)
+
+
+def _router_tokens(of_routers: RouterLoss, num_tokens: int | None) -> np.float32:
+    if of_routers.is_on and num_tokens is None:
+        raise ConfigError("a loss of routers needs num_tokens, of which it is the mean", got=None)
+    return np.float32(num_tokens or math.inf)
 
 
 def _master_weights(leaf: Any, like: jax.ShapeDtypeStruct) -> Array:

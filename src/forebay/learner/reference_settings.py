@@ -95,6 +95,27 @@ class ReferenceSettings(BaseModel):
             return "source"
         return "policy" if self.update_share == 1 and batches % self.update_every == 0 else "own"
 
+    def check_adapters(self) -> None:
+        """Refuse a reference that a learner of adapters cannot hold beside its one frozen model.
+
+        Raises:
+            ConfigError: It is another model, or a mixture of adapters.
+        """
+        if self.source != INITIAL:
+            raise ConfigError(
+                "with model.lora the reference is made of the same frozen model, not of another one",
+                got=f"reference.source={self.source}",
+                limit=INITIAL,
+                remedy="Remove reference.source: the initial version is the model without its new adapters.",
+            )
+        if self.averages:
+            raise ConfigError(
+                "adapters are products of two matrices, and the average of those is no average of policies",
+                got=f"reference.update_share={self.update_share} with model.lora",
+                limit=1,
+                remedy="Set reference.update_share=1: the reference then is a copy of the policy.",
+            )
+
     def check_penalty(self, updates_per_batch: int) -> None:
         """Refuse a reference that the policy cannot differ from.
 

@@ -2,7 +2,7 @@
 
 ```
 RUN/
-  run.lock  manifest.json  metrics.jsonl  summary.json
+  run.lock  manifest.json  metrics.jsonl  life.jsonl  summary.json
   store/  weights/  checkpoints/  logs/  samples/  trace/
 ```
 Retention is the part's own: checkpoints and weights keep their newest, logs and metrics rotate by size.
@@ -122,6 +122,11 @@ class RunLayout:
     def metrics(self) -> Path:
         """One JSON line per step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def lives(self) -> Path:
+        """One JSON line per step: where its tokens spent their lives."""
+        return self.path / "life.jsonl"
 
     @property
     def summary(self) -> Path:

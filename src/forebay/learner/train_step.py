@@ -24,10 +24,11 @@ from forebay.batching.rows import TrainRows
 from forebay.learner.drift import rate_scale
 from forebay.models.config import ModelConfig
 from forebay.models.logprobs import hidden_logprobs, to_targets
+from forebay.models.lora import with_adapters
 from forebay.models.moe import RouterSums
 from forebay.models.params import Params
 from forebay.models.router_loss import RouterLoss, router_loss, sum_shards
-from forebay.models.settings import ComputeSettings
+from forebay.models.settings import ComputeSettings, LoraSettings
 from forebay.models.sharding import Axes
 from forebay.models.transformer import token_states
 from forebay.models.value_head import state_values
@@ -40,7 +41,8 @@ class TrainState(NamedTuple):
     """What an optimizer step changes.
 
     Attributes:
-        params: Parameter tree, float32 master weights.
+        params: What is trained, float32 master weights: a model's parameters, or adapters on one; and the
+            value head of a critic.
         opt_state: State of the optimizer.
         step: int32 scalar, optimizer steps applied.
     """
@@ -86,6 +88,7 @@ class StepStats(NamedTuple):
 
 
 def add_gradients(
+    frozen: Params,
     params: Params,
     accumulator: Accumulator,
     rows: TrainRows,
@@ -96,12 +99,14 @@ def add_gradients(
     objective: Objective,
     value_loss: ValueLoss | None,
     of_routers: RouterLoss,
+    lora: LoraSettings | None,
     compute: ComputeSettings,
     axes: Axes,
 ) -> Accumulator:
     """Add a micro-batch's gradient and sums; runs per shard, inside the `shard_map`.
 
     Args:
+        frozen: This shard's weights that are not trained; they have no gradient.
         params: This shard's parameters.
         accumulator: This shard's gradients so far; the sums are whole.
         rows: This shard's rows.
@@ -111,6 +116,7 @@ def add_gradients(
         objective: What is minimized; additive over rows.
         value_loss: What is added to it for a critic, and read from the same hidden states; None without one.
         of_routers: What is added to it for the routers of experts.
+        lora: The adapters that `params` are; None if they are the model's own parameters.
         compute: Types, remat, attention and the chunk of the loss.
         axes: Mesh axes this runs under.
     """
@@ -122,9 +128,11 @@ def add_gradients(
         rows.segment_ids,
         rows.staleness,
         rows.reference_logprobs,
+        rows.ratio_bounds,
     )
 
     def loss_of(params: Params) -> tuple[Array, tuple[LossSums, RouterSums | None]]:
+        params = with_adapters(frozen, params, lora)
         hidden, routed = row_states(params, rows, config, compute, axes)
         logprobs, entropy = row_logprobs(params, hidden, rows, config, compute, axes)
         loss, sums = objective(logprobs, entropy, inputs, denominator)

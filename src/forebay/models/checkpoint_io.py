@@ -142,6 +142,25 @@ def check_model(path: Path, config: ModelConfig) -> None:
     check_shapes(shapes, config)
 
 
+def read_file(path: Path, read: Callable[[Any, str], _T] | None = None) -> dict[str, Any]:
+    """Read one safetensors file of floating-point numbers.
+
+    Args:
+        path: The file.
+        read: What is wanted of a tensor, given the open file and its name; None: its finite numbers.
+
+    Returns:
+        By name.
+
+    Raises:
+        ModelError: It is missing or damaged, or holds something else.
+    """
+    wanted = read or _finite
+    names = sorted(_names_in(path))
+    with _opened(path) as file:
+        return {name: wanted(file, name) for name in names}
+
+
 def _finite(file: Any, name: str) -> np.ndarray:
     tensor: np.ndarray = file.get_tensor(name)
     if not np.isfinite(tensor).all():

@@ -9,6 +9,7 @@ import jax
 from jaxtyping import Array, Float
 
 from forebay.models.config import ModelConfig
+from forebay.models.lora import with_adapter
 from forebay.models.params import Params
 from forebay.models.sharding import Axes
 
@@ -28,8 +29,9 @@ def feed_forward(
         Shazeer 2020, GLU Variants Improve Transformer, eq. 6.
     """
     h = axes.enter(h)
-    wide = activate(h @ layer["gate_proj"], config) * (h @ layer["up_proj"])
-    return axes.leave(wide @ layer["down_proj"])
+    gate, up = (with_adapter(h @ layer[name], h, layer, name) for name in ("gate_proj", "up_proj"))
+    wide = activate(gate, config) * up
+    return axes.leave(with_adapter(wide @ layer["down_proj"], wide, layer, "down_proj"))
 
 
 def activate(gate: Float[Array, "*B F"], config: ModelConfig) -> Float[Array, "*B F"]:

@@ -131,11 +131,14 @@ def _chunked_scores(
     chunk_tokens: int,
     axes: Axes,
 ) -> tuple[Float[Array, " S"], Float[Array, " S"]]:
-    """Score chunk by chunk; the backward pass recomputes each chunk's logits, so [S, V] never exists."""
+    """Score chunk by chunk; the backward pass recomputes each chunk's logits, so [S, V] never exists.
+
+    Where one chunk holds all tokens, its logits are kept: what comes between the passes is small, and the
+    peak is that of one chunk in either case.
+    """
     # The table's gradients of all chunks are added in the type that it has here, whatever the computation's.
     wide_table = table.astype(jnp.float32)
 
-    @jax.checkpoint
     def chunk_scores(chunk: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         return _scores(*chunk, wide_table.astype(table.dtype), config, axes)
 
@@ -149,7 +152,7 @@ def _chunked_scores(
         )
         for value, fill in ((hidden, 0), (targets, 0), (temperature, 1))
     )
-    logprobs, entropy = jax.lax.map(chunk_scores, chunks)
+    logprobs, entropy = jax.lax.map(jax.checkpoint(chunk_scores), chunks)
     return logprobs.reshape(-1)[:num_tokens], entropy.reshape(-1)[:num_tokens]
 
 

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+ALL_LINEAR: Final = "all-linear"
+Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+Target = Literal["all-linear", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+PROJECTIONS: Final[tuple[Projection, ...]] = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+)
 
 
 class ComputeSettings(BaseModel):
@@ -16,9 +29,10 @@ class ComputeSettings(BaseModel):
     compute_dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Type of activations and matrix products; master weights stay float32."
     )
-    remat: Literal["none", "dots", "full"] = Field(
+    remat: Literal["none", "elementwise", "dots", "full"] = Field(
         "none",
-        description="What the backward pass recomputes: nothing, all but matrix products, or every block.",
+        description="What the backward pass recomputes. elementwise: what is neither a matrix product nor "
+        "attention, which on a CPU is faster than reading it back; dots: attention too; full: every block.",
     )
     attention: Literal["auto", "dense", "blockwise", "splash", "fused"] = Field(
         "auto",
@@ -64,6 +78,68 @@ class MeshSettings(BaseModel):
         return self.tensor if self.context == 1 else math.lcm(2 * self.context, self.context * self.tensor)
 
 
+class LoraSettings(BaseModel):
+    """Adapters (LoRA) that are trained in place of the model, whose own weights stay as they are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: int | None = Field(
+        None, ge=1, description="Inner width of every adapter. None: no adapters, the whole model is trained."
+    )
+    alpha: float = Field(32.0, gt=0, description="What adapters add is multiplied by alpha / rank.")
+    rslora: bool = Field(
+        False, description="Multiply by alpha / sqrt(rank) instead, which suits high ranks (rsLoRA)."
+    )
+    targets: tuple[Target, ...] = Field(
+        (ALL_LINEAR,),
+        description="Projections that get adapters, in every block: q_proj, k_proj, v_proj, o_proj, "
+        "gate_proj, up_proj, down_proj; all-linear is all of them.",
+    )
+    path: str | None = Field(
+        None,
+        description="Adapters to begin with, a directory as PEFT writes it; rank, alpha, rslora and targets "
+        "must be theirs. None draws new ones, which change nothing at first.",
+    )
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+    @field_validator("targets")
+    @classmethod
+    def _names_something(cls, value: tuple[Target, ...]) -> tuple[Target, ...]:
+        if not value:
+            raise ValueError(f'is empty. Name projections: {", ".join(PROJECTIONS)}; or "{ALL_LINEAR}".')
+        return value
+
+    @model_validator(mode="after")
+    def _has_a_rank(self) -> Self:
+        if self.rank is None and (given := self.model_fields_set - {"rank"}):
+            idle = [name for name in sorted(given) if getattr(self, name) != _default(self, name)]
+            if idle:
+                raise ValueError(
+                    f"model.lora.{idle[0]} is set, but without model.lora.rank there are no adapters. "
+                    f"Set model.lora.rank, or remove model.lora.{idle[0]}."
+                )
+        return self
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The projections that get adapters, in the order of a block."""
+        return tuple(name for name in PROJECTIONS if ALL_LINEAR in self.targets or name in self.targets)
+
+    @property
+    def scale(self) -> float:
+        """What adapters add is multiplied by."""
+        rank = self.rank or 1
+        return self.alpha / (math.sqrt(rank) if self.rslora else rank)
+
+
+def _default(settings: BaseModel, name: str) -> Any:
+    return type(settings).model_fields[name].default
+
+
 class ModelSettings(BaseModel):
     """Which model is trained: a Hugging Face directory, a GGUF file, or a new one of a given size."""
 
@@ -95,3 +171,9 @@ class ModelSettings(BaseModel):
     router_z_coef: float = Field(
         0.0, ge=0, description="Mixture of experts: weight of the z-loss, which keeps router logits small."
     )
+    lora: LoraSettings = LoraSettings()
+
+    @property
+    def adapters(self) -> LoraSettings | None:
+        """The adapters that are trained in place of the model; None if the model itself is."""
+        return None if self.lora.rank is None else self.lora

@@ -2,7 +2,7 @@
 
 Training and decoding share `block`; they differ in the attention that they hand to it. What families add
 (biases, norms of heads and of what a block adds, soft-caps, windows) stands where it is computed, and is left
-out of the compiled program of a model that has none of it.
+out of the compiled program of a model that has none of it. So do adapters, where a projection has one.
 
 Legend: B rows, T tokens, D model width, H query heads, N key-value heads, K head size, V vocabulary, L
     layers.
@@ -23,15 +23,18 @@ from forebay.models.config import ModelConfig
 from forebay.models.feed_forward import feed_forward
 from forebay.models.layer_kinds import LayerKind, LayerRun, layer_runs
 from forebay.models.layout import PARAMETERS
+from forebay.models.lora import ADAPTED, with_adapter
+from forebay.models.lora_layout import ADAPTERS
 from forebay.models.moe import EXPERT_PRODUCTS, RouterSums, mixture
 from forebay.models.params import Params
+from forebay.models.ring import MIXED
 from forebay.models.rope import Rotation, rotate, rotations
 from forebay.models.settings import ComputeSettings
 from forebay.models.sharding import UNSHARDED, Axes
 
 Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
 Step = Callable[[Array, Params, int | None], tuple[Array, RouterSums | None]]
-_BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
+_BY_NAME = {parameter.name: parameter for parameter in (*PARAMETERS, *ADAPTERS)}
 
 
 def forward(
@@ -184,7 +187,8 @@ def block(
     if config.head_norms:
         q, k = rms_norm(q, layer["q_norm"], config), rms_norm(k, layer["k_norm"], config)
     mixed, kept = attend(rotate(q, turn), rotate(k, turn), v)
-    added = axes.leave(jnp.einsum("...hk,hkd->...d", mixed, layer["o_proj"]))
+    added = jnp.einsum("...hk,hkd->...d", mixed, layer["o_proj"])
+    added = axes.leave(with_adapter(added, mixed, layer, "o_proj"))
     if config.post_norms:
         added = rms_norm(added, layer["attention_post_norm"], config)
     x = x + added
@@ -201,6 +205,7 @@ def block(
 
 def _heads(h: Float[Array, "*B D"], layer: Params, name: str) -> Float[Array, "*B H K"]:
     heads = jnp.einsum("...d,dhk->...hk", h, layer[f"{name}_proj"])
+    heads = with_adapter(heads, h, layer, f"{name}_proj")
     return heads + layer[f"{name}_bias"] if f"{name}_bias" in layer else heads
 
 
@@ -280,17 +285,21 @@ def _remat(step: Callable[..., Any], remat: str) -> Callable[..., Any]:
     """Make the backward pass recompute what `remat` says; what was gathered is never kept."""
     of_matrices = jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(EXPERT_PRODUCTS),
+        jax.checkpoint_policies.save_only_these_names(EXPERT_PRODUCTS, ADAPTED),
     )
 
     def is_gathered(primitive: Any) -> bool:
         return primitive.name == "all_gather"
 
+    products = jax.checkpoint_policies.save_from_both_policies(
+        of_matrices, lambda primitive, *_, **__: primitive.name == "reduce_scatter"
+    )
     policies = {
         "none": lambda primitive, *_, **__: not is_gathered(primitive),
-        "dots": jax.checkpoint_policies.save_from_both_policies(
-            of_matrices, lambda primitive, *_, **__: primitive.name == "reduce_scatter"
+        "elementwise": jax.checkpoint_policies.save_from_both_policies(
+            products, jax.checkpoint_policies.save_only_these_names(MIXED)
         ),
+        "dots": products,
         "full": jax.checkpoint_policies.nothing_saveable,
     }
     return jax.checkpoint(step, policy=policies[remat], prevent_cse=False, static_argnums=2)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from forebay.errors import RecordError
 from forebay.objectives.cispo import cispo
 from forebay.objectives.corrections import (
     geometric_rejection,
@@ -124,6 +125,12 @@ def build_objective(settings: ObjectiveSettings) -> Objective:
             inputs = inputs._replace(behavior_logprobs=logprobs)
         if penalty is None:
             inputs = inputs._replace(reference_logprobs=None)
+        if settings.clip_rule == "fixed":
+            inputs = inputs._replace(ratio_bounds=None)
+        elif inputs.ratio_bounds is None:
+            raise RecordError(
+                "bounds_missing", f'clip_rule = "{settings.clip_rule}" needs each ratio\'s bound'
+            )
         tokens, missing = select_tokens(logprobs, inputs, proximal=settings.proximal)
         entropy = jnp.where(tokens.mask, entropy, 0.0)
         if penalty is not None:
@@ -143,7 +150,9 @@ def build_objective(settings: ObjectiveSettings) -> Objective:
 def annotations_of(settings: ObjectiveSettings) -> frozenset[str]:
     """Return which inputs an objective and its critic need beyond those that every batch has."""
     judged = ("values", "value_targets") if settings.has_critic else ()
-    return frozenset(judged + (("reference_logprobs",) if settings.kl_coef else ()))
+    held = ("reference_logprobs",) if settings.kl_coef else ()
+    bounded = () if settings.clip_rule == "fixed" else ("ratio_bounds",)
+    return frozenset(judged + held + bounded)
 
 
 def build_value_loss(settings: ObjectiveSettings, value: ValueSettings) -> ValueLoss | None:

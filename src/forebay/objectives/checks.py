@@ -24,6 +24,7 @@ def check_objective(settings: ObjectiveSettings) -> None:
     """
     _check_constant(settings)
     _check_loss(settings)
+    _check_clip_rule(settings)
     _check_advantage(settings)
     _check_critic(settings)
     _check_unused(settings)
@@ -63,6 +64,48 @@ def _check_loss(settings: ObjectiveSettings) -> None:
                 got=f"loss {settings.loss}",
                 remedy=f'Set loss = "ppo_clip" or "decoupled_ppo", or remove {name}.',
             )
+
+
+def _check_clip_rule(settings: ObjectiveSettings) -> None:
+    rule = settings.clip_rule
+    for name, default, user in (
+        ("second_moment_limit", 0.04, "second_moment"),
+        ("balance_target", 1.0, "balance"),
+        ("balance_clip_low", 0.2, "balance"),
+        ("balance_clip_high", 1.0, "balance"),
+        ("balance_step", 0.05, "balance"),
+    ):
+        if getattr(settings, name) != default and rule != user:
+            raise ConfigError(
+                f'{name} = {getattr(settings, name)!r} is unused: only clip_rule = "{user}" looks at it',
+                got=f'clip_rule = "{rule}"',
+                remedy=f'Set clip_rule = "{user}", or remove {name}.',
+            )
+    if rule == "fixed":
+        return
+    for name, needed in (("loss", "ppo_clip"), ("ratio", "token")):
+        if getattr(settings, name) != needed:
+            raise ConfigError(
+                f'clip_rule = "{rule}" finds bounds for each token\'s ratio to the policy that sampled',
+                got=f"{name} {getattr(settings, name)}",
+                remedy=f'Set {name} = "{needed}", or clip_rule = "fixed".',
+            )
+    if settings.kl_coef and settings.kl_in == "reward":
+        raise ConfigError(
+            f'clip_rule = "{rule}" looks at advantages before kl_in = "reward" changes them',
+            got=f"kl_coef {settings.kl_coef:g}",
+            remedy='Set kl_in = "loss", or clip_rule = "fixed".',
+        )
+    if rule == "balance" and (
+        settings.balance_clip_low > settings.clip_low or settings.balance_clip_high < settings.clip_high
+    ):
+        raise ConfigError(
+            "the bounds of a balance only rise: from 1 - clip_low, from 1 + clip_high",
+            got=f"balance_clip_low {settings.balance_clip_low:g}, balance_clip_high"
+            f" {settings.balance_clip_high:g}",
+            limit=f"at most clip_low {settings.clip_low:g}, at least clip_high {settings.clip_high:g}",
+            remedy="Lower objective.balance_clip_low, or raise objective.balance_clip_high.",
+        )
 
 
 def _check_advantage(settings: ObjectiveSettings) -> None:

@@ -37,8 +37,10 @@ class LossInputs(NamedTuple):
             the objective's `proximal` setting is "interpolated".
         reference_logprobs: [B, T] float32, nats. Logprob under the reference policy. Ignored unless the
             objective's `kl_coef` is above 0.
+        ratio_bounds: [B, T] float32. Where a token's ratio is clipped: above if its advantage is positive,
+            below if it is negative. Ignored unless the objective's `clip_rule` finds bounds.
 
-    The last two may be None where the settings of the objective do not ask for them. The settings alone
+    The last three may be None where the settings of the objective do not ask for them. The settings alone
     decide it, so that what a compiled step is called with never changes, and no first use compiles anything.
     """
 
@@ -49,6 +51,7 @@ class LossInputs(NamedTuple):
     segment_ids: Array
     staleness: Array | None = None
     reference_logprobs: Array | None = None
+    ratio_bounds: Array | None = None
 
 
 class LossSums(NamedTuple):

@@ -18,6 +18,7 @@ def clipped_surrogate(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
+    bounds: Float[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """Return `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)` and where the clip is the smaller one.
 
@@ -30,6 +31,7 @@ def clipped_surrogate(
         clip_low: How far below 1 a ratio may fall before lowering it further is not rewarded.
         clip_high: How far above 1 a ratio may rise before raising it further is not rewarded.
         dual_clip: How high a ratio counts where the advantage is negative, above 1; None for no bound.
+        bounds: [B, T] float32, in place of both: of each ratio, on the side its advantage pushes it to.
 
     Returns:
         [B, T] float32 losses, and [B, T] bool, True where no gradient flows because of a clip.
@@ -41,7 +43,8 @@ def clipped_surrogate(
         Reinforcement Learning (dual clip, c = 3), https://arxiv.org/abs/1912.09729.
     """
     same_shape(ratio=ratio, advantages=advantages)
-    low, high = 1.0 - clip_low, 1.0 + clip_high
+    # A token is only ever clipped on one side, so that one bound may stand for both.
+    low, high = (1.0 - clip_low, 1.0 + clip_high) if bounds is None else (bounds, bounds)
     worse = advantages < 0
     clipped = ((advantages > 0) & (ratio > high)) | (worse & (ratio < low))
     bounded = jnp.clip(ratio, low, high)
@@ -62,7 +65,8 @@ def ppo_clip(
 ) -> SurrogateTerms:
     """Clip the ratio to the behavior policy: `r = exp(current - behavior)`.
 
-    Staleness moves r away from 1 before training starts, so stale tokens are clipped more.
+    Staleness moves r away from 1 before training starts, so stale tokens are clipped more. Where `tokens`
+    have bounds of their own, those count.
 
     Args:
         tokens: The batch's tokens.
@@ -80,7 +84,12 @@ def ppo_clip(
     """
     ratio = jnp.exp(level(log_ratio(tokens.logprobs, tokens.behavior_logprobs), tokens))
     loss, clipped = clipped_surrogate(
-        ratio, tokens.advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+        ratio,
+        tokens.advantages,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+        bounds=tokens.ratio_bounds,
     )
     return SurrogateTerms(
         loss=loss,

@@ -32,8 +32,8 @@ AdvantageName = Literal[
 ]
 
 
-class ObjectiveSettings(BaseModel):
-    """What the learner minimizes; the defaults suit data that is up to several versions stale."""
+class LossSettings(BaseModel):
+    """The loss of a token: its ratio, its bounds, what corrects for stale data, and how tokens are summed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -69,6 +69,35 @@ class ObjectiveSettings(BaseModel):
     )
     clip_high: float = Field(
         1.0, gt=0, description="The ratio, or cispo's weight, is clipped above at 1 + clip_high."
+    )
+    clip_rule: Literal["fixed", "second_moment", "balance"] = Field(
+        "fixed",
+        description="Who finds the bounds of ppo_clip: clip_low and clip_high alone (fixed); or, for each"
+        " update anew, its own tokens: as far out as keeps their mean squared log-ratio within"
+        " second_moment_limit, but never nearer than clip_low and clip_high (second_moment: M2PO); or further"
+        " up from them, until good tokens outweigh bad ones (balance: BAPO). Both need a second forward"
+        " pass.",
+    )
+    second_moment_limit: float = Field(
+        0.04,
+        gt=0,
+        allow_inf_nan=False,
+        description="second_moment: mean squared log-ratio, of tokens that a clip could stop; nats squared.",
+    )
+    balance_target: float = Field(
+        1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="balance: what good tokens are to contribute over what bad ones do.",
+    )
+    balance_clip_low: float = Field(
+        0.2, gt=0, le=1, description="balance: the lower bound ends at 1 - balance_clip_low."
+    )
+    balance_clip_high: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="balance: the upper bound ends at 1 + balance_clip_high."
+    )
+    balance_step: float = Field(
+        0.05, ge=0.001, allow_inf_nan=False, description="balance: by which a bound moves at a time."
     )
     dual_clip: float | None = Field(
         None,
@@ -128,6 +157,11 @@ class ObjectiveSettings(BaseModel):
     constant_tokens: int | None = Field(
         None, ge=1, description='What reduction = "constant" divides a sequence by, tokens; else unset.'
     )
+
+
+class ObjectiveSettings(LossSettings):
+    """What the learner minimizes; the defaults suit data that is up to several versions stale."""
+
     advantage: AdvantageName = Field(
         "group_mean",
         description="What a reward is compared with: the group's mean; its mean, in units of its spread;"
@@ -212,6 +246,11 @@ class ObjectiveSettings(BaseModel):
     def has_critic(self) -> bool:
         """Whether a value head is trained and judges the tokens."""
         return self.advantage in ("gae", "vtrace")
+
+    @property
+    def needs_current_logprobs(self) -> bool:
+        """Whether a batch is scored by the policy before its first update: a second forward pass."""
+        return self.proximal == "recomputed" or self.advantage == "vtrace" or self.clip_rule != "fixed"
 
     def check_updates_per_batch(self, num_updates: int) -> None:
         """Refuse several updates per batch without a proximal policy that stays fixed meanwhile.

@@ -31,6 +31,8 @@ class PolicyTokens(NamedTuple):
         mask: Fresh tokens.
         segment_ids: 0 at padding, sequences of a row numbered 1..n.
         reference_logprobs: Under the reference policy, nats; None where nothing is held to one.
+        ratio_bounds: Where each ratio is clipped, on the side its advantage pushes it to; None where the
+            settings say it.
     """
 
     logprobs: Float[Array, "B T"]
@@ -40,6 +42,7 @@ class PolicyTokens(NamedTuple):
     mask: Bool[Array, "B T"]
     segment_ids: Int[Array, "B T"]
     reference_logprobs: Float[Array, "B T"] | None = None
+    ratio_bounds: Float[Array, "B T"] | None = None
 
 
 class SurrogateTerms(NamedTuple):
@@ -134,7 +137,7 @@ def select_tokens(
     missing = mask & ~jnp.isfinite(inputs.behavior_logprobs)
     recorded = jnp.where(mask & ~missing, inputs.behavior_logprobs, current)
     anchor = jax.lax.stop_gradient(_proximal_logprobs(proximal, inputs, current, recorded))
-    reference = inputs.reference_logprobs
+    reference, bounds = inputs.reference_logprobs, inputs.ratio_bounds
     tokens = PolicyTokens(
         logprobs=current,
         proximal_logprobs=anchor,
@@ -143,6 +146,7 @@ def select_tokens(
         mask=mask,
         segment_ids=inputs.segment_ids,
         reference_logprobs=None if reference is None else jnp.where(mask, reference, 0.0),
+        ratio_bounds=None if bounds is None else jnp.where(mask, bounds, 1.0),
     )
     return tokens, missing
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from forebay.planner.audit_calls import interval, times
 from forebay.planner.audit_records import Episode, Level
 from forebay.planner.audit_statistics import (
     Estimate,
@@ -19,7 +20,7 @@ from forebay.planner.audit_statistics import (
     slice_rates,
     tail_index,
 )
-from forebay.planner.distribution import Distribution, sampled
+from forebay.planner.distribution import sampled
 from forebay.planner.profile import EnvironmentLevel, EnvironmentProfile, Origin
 from forebay.telemetry.percentiles import percentile
 
@@ -243,9 +244,9 @@ def profile_of(
     between_s, final_s = _steps_s(chosen, final=False), _steps_s(chosen, final=True)
     return EnvironmentProfile(
         origin=origin,
-        reset_s=_kept([s for level in chosen for s in level.durations_s("reset")]),
-        step_s=_kept(between_s or final_s),
-        final_step_s=_kept(final_s) if between_s and final_s else None,
+        reset_s=times([s for level in chosen for s in level.durations_s("reset")]),
+        step_s=times(between_s or final_s),
+        final_step_s=times(final_s) if between_s and final_s else None,
         turns=sampled(float(episode.num_turns) for episode in complete),
         num_episodes=len(episodes),
         concurrency=max(level.concurrency for level in chosen),
@@ -262,10 +263,12 @@ def _profile_level(level: Level) -> EnvironmentLevel | None:
     if not durations_s:
         return None
     steps = [call for call in level.useful_calls if call.verb == "step"]
+    rate = mean_estimate(slice_rates(steps, level.window_s))
     return EnvironmentLevel(
         concurrency=level.concurrency,
-        steps_per_s=mean_estimate(slice_rates(steps, level.window_s)).value,
-        step_s=_kept(durations_s),
+        steps_per_s=rate.value,
+        steps_per_s_interval=interval(rate),
+        step_s=times(durations_s),
         num_errors=sum(episode.ending == "error" for episode in level.episodes),
         num_timeouts=sum(episode.ending == "timeout" for episode in level.episodes),
     )
@@ -280,11 +283,6 @@ def _undisturbed(ordered: Sequence[Level], knee: Knee) -> list[Level]:
     if knee.kind not in ("saturates", "bends"):
         return list(ordered)
     return [level for level in ordered if level.concurrency < knee.concurrency] or list(ordered[:1])
-
-
-def _kept(values_s: Sequence[float]) -> Distribution:
-    # No clock of an event loop is more exact than microseconds, and people read the file.
-    return sampled(round(value_s, 6) for value_s in values_s)
 
 
 def _steps_s(levels: Sequence[Level], *, final: bool) -> list[float]:

@@ -6,12 +6,11 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal, Protocol, TypeVar
 
 import msgspec
 
-from forebay.planner.audit_records import Call
 from forebay.planner.distribution import TAIL_SHARE, sampled
 
 KneeKind = Literal["scales", "bends", "saturates", "instant", "unknown"]
@@ -34,6 +33,23 @@ class Estimate(msgspec.Struct, frozen=True):
     value: float
     low: float
     high: float
+
+
+class Timed(Protocol):
+    """Something that began and ended, in seconds since its level began."""
+
+    @property
+    def began_s(self) -> float:
+        """When it began."""
+        ...
+
+    @property
+    def ended_s(self) -> float:
+        """When it ended."""
+        ...
+
+
+TimedT = TypeVar("TimedT", bound=Timed)
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +90,9 @@ class Knee(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: Estimate
 
 
-def slice_rates(calls: Sequence[Call], window_s: float) -> list[float]:
+def slice_rates(
+    calls: Sequence[TimedT], window_s: float, weight: Callable[[TimedT], float] = lambda _: 1.0
+) -> list[float]:
     """Return answers per second in equal slices of a window, without its first slice, the run-in.
 
     A call counts in proportion to the part of its time that lies in a slice, so that the edges of a slice
@@ -84,17 +102,19 @@ def slice_rates(calls: Sequence[Call], window_s: float) -> list[float]:
     Args:
         calls: Answered calls.
         window_s: Length of the window in seconds.
+        weight: What a call counts, for instance its tokens.
 
     Returns:
         4 to 10 rates; none for an empty window.
 
     Example:
+        >>> from forebay.planner.audit_records import Call
         >>> slice_rates([Call("step", float(i), i + 1.0, True) for i in range(20)], 10.0)[:3]
         [1.0, 1.0, 1.0]
     """
     if window_s <= 0.0:
         return []
-    mean_s = statistics.fmean(call.duration_s for call in calls) if calls else 0.0
+    mean_s = statistics.fmean(call.ended_s - call.began_s for call in calls) if calls else 0.0
     wanted = int(window_s / mean_s) - 1 if mean_s else _MAX_SLICES
     num_slices = min(_MAX_SLICES, max(_MIN_SLICES, wanted)) + 1
     slice_s = window_s / num_slices
@@ -102,13 +122,14 @@ def slice_rates(calls: Sequence[Call], window_s: float) -> list[float]:
     for call in calls:
         first = max(0, int(call.began_s / slice_s))
         for i in range(first, min(num_slices, int(call.ended_s / slice_s) + 1)):
-            counts[i] += _part_within(call, i * slice_s, (i + 1) * slice_s)
+            counts[i] += weight(call) * _part_within(call, i * slice_s, (i + 1) * slice_s)
     return [count / slice_s for count in counts[1:]]
 
 
-def _part_within(call: Call, low_s: float, high_s: float) -> float:
+def _part_within(call: Timed, low_s: float, high_s: float) -> float:
     overlap_s = min(call.ended_s, high_s) - max(call.began_s, low_s)
-    return max(0.0, overlap_s) / call.duration_s if call.duration_s > 0.0 else 1.0
+    duration_s = call.ended_s - call.began_s
+    return max(0.0, overlap_s) / duration_s if duration_s > 0.0 else 1.0
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate:

@@ -79,10 +79,7 @@ def bounds_of(profile: Profile, scenario: Scenario) -> Bounds:
     light = _times(parts, scenario, load=1)
     episode_s, group_s, batch_s = light.episode_s, light.group_s, light.batch_s
     generator_rate = _generator_rate(parts, scenario, light.calls)
-    environment_rate = None
-    if scenario.environment_concurrency is not None:
-        limit = scenario.environment_concurrency * len(parts.environments)
-        environment_rate = limit / light.environment_s if light.environment_s else None
+    environment_rate = _environment_rate(parts)
     store_rate = None if profile.store is None else profile.store.puts_per_s
     in_flight = min(scenario.batches_in_flight * size, scenario.places)
     staleness_rate = in_flight / episode_s if episode_s else float("inf")
@@ -137,9 +134,8 @@ def _arithmetic(found: Bounds, parts: Parts, scenario: Scenario, light: _Times) 
     )
     if found.environment_rate is not None:
         yield (
-            f"environments: {scenario.environment_concurrency} calls at once / {light.environment_s:.3g} s "
-            f"per episode = {found.environment_rate:.3g} episodes/s, "
-            f"{found.environment_rate / rate:.0%} of lambda"
+            f"environments: {_places(parts)} at once, {light.environment_s:.3g} s per episode: at most "
+            f"{found.environment_rate:.3g} episodes/s, {found.environment_rate / rate:.0%} of lambda"
         )
     if found.store_rate is not None:
         yield f"store: {found.store_rate:.3g} results/s, {found.store_rate / rate:.0%} of lambda"
@@ -201,6 +197,25 @@ def slowest_mean(values: list[float], count: int) -> float:
         value * ((index / n) ** count - ((index - 1) / n) ** count)
         for index, value in enumerate(ordered, start=1)
     )
+
+
+def _environment_rate(parts: Parts) -> float | None:
+    """Return the episodes per second, of all environments, that the most limited of them allows."""
+    weights = dict(zip(parts.shares.names, parts.shares.weights, strict=True))
+    rates = [
+        times.at_once / times.mean_episode_s * sum(weights.values()) / weights[name]
+        for name, times in parts.environments.items()
+        if times.at_once is not None and times.mean_episode_s > 0.0
+    ]
+    return min(rates, default=None)
+
+
+def _places(parts: Parts) -> str:
+    """Return how many calls each limited environment answers at once, as text."""
+    limited = {name: times.at_once for name, times in parts.environments.items() if times.at_once}
+    if len(parts.environments) == 1:
+        return f"{next(iter(limited.values()))} calls"
+    return ", ".join(f"{number} calls of {name}" for name, number in sorted(limited.items()))
 
 
 def _generator_rate(parts: Parts, scenario: Scenario, calls: float) -> float:

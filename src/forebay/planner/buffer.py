@@ -130,6 +130,35 @@ class Slot:
         return member.state == "leased" and member.attempt == self.attempt
 
 
+class FreeMembers:
+    """Members that nobody works on, those of the oldest group first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, LiveGroup]] = []
+
+    def __bool__(self) -> bool:
+        """Whether there may be one."""
+        return bool(self._heap)
+
+    def add(self, group: LiveGroup, index: int) -> None:
+        """Note that a member is free."""
+        heapq.heappush(self._heap, (group.record.serial, index, group))
+
+    def pop(self, environment: str | None) -> tuple[LiveGroup, int] | None:
+        """Remove and return the first member that is still free; None if there is none of the environment."""
+        others, found = [], None
+        while self._heap and found is None:
+            entry = heapq.heappop(self._heap)
+            _, index, group = entry
+            if environment not in (None, group.record.environment):
+                others.append(entry)
+            elif group.record.state == "open" and group.record.members[index].state == "free":
+                found = group, index
+        for entry in others:
+            heapq.heappush(self._heap, entry)
+        return found
+
+
 class Buffer:
     """Groups between dispatch and training.
 
@@ -146,6 +175,7 @@ class Buffer:
         counters: Totals by name: groups, trajectories and attempts, by what became of them.
         num_running: Groups that have begun and not settled; num_settled: those that can be taken.
         num_stored: Trajectories stored and not taken; num_lost: groups that were given up.
+        num_in_hands: Groups that the learner has taken and whose step is not published.
     """
 
     def __init__(
@@ -162,11 +192,9 @@ class Buffer:
         self._rule, self._updates = scenario.rule, scenario.updates_per_batch
         self._several = len(shares.names) > 1
         self._live: dict[str, LiveGroup] = {}
-        self._free: list[tuple[int, int, LiveGroup]] = []
-        self._next_serial = 0
-        self._num_unpublished = 0
+        self._free = FreeMembers()
+        self._next_serial = self.num_in_hands = self.published = 0
         self.num_running = self.num_settled = self.num_stored = self.num_lost = 0
-        self.published = 0
         self.counters: Counter[str] = Counter()
 
     def dispatch(self) -> None:
@@ -176,39 +204,44 @@ class Buffer:
         allowance = dispatch_allowance(
             self._rule,
             scenario.groups,
-            num_live + self._num_unpublished,
+            num_live + self.num_in_hands,
             updates_per_batch=self._updates,
         )
         if scenario.capacity_groups is not None:
             allowance = min(allowance, scenario.capacity_groups - num_live)
         if allowance <= 0:
             return
-        recorded = self.published // self._updates + self._num_unpublished // scenario.groups
+        recorded = self.published // self._updates + self.num_in_hands // scenario.groups
         live = [group.record.environment for group in self._live.values()] if self._several else []
         for environment in _whose_turn(self._shares, recorded * scenario.groups, live, allowance):
             self._add(environment)
         self._on_work()
 
-    def claim(self, generator_version: int) -> Slot | None:
-        """Lease a member, of the oldest group first; None if none is free."""
-        while self._free:
-            _, index, group = heapq.heappop(self._free)
-            record = group.record
-            member = record.members[index]
-            if record.state != "open" or member.state != "free":
-                continue
-            start = max(generator_version, record.min_version.version)
-            if record.deadline_wall_s is None:
-                group.first_claim_s = self._events.now_s
-                record.deadline_wall_s = self._events.now_s + record.deadline_s
-                self._events.after(record.deadline_s, self._overdue, group)
-            member.state, member.version = "leased", PolicyVersion(0, start)
-            began = not group.running
-            self._look_again(group)
-            if began:
-                self._on_begin()
-            return Slot(group, index, member.attempt, start)
-        return None
+    def num_ready(self, environment: str) -> int:
+        """Return how many groups of an environment have settled and are not taken."""
+        return sum(
+            group.record.environment == environment and group.record.state == "settled"
+            for group in self._live.values()
+        )
+
+    def claim(self, generator_version: int, environment: str | None = None) -> Slot | None:
+        """Lease a member, of the oldest group first; None if none is free, or none of the environment."""
+        if (found := self._free.pop(environment)) is None:
+            return None
+        group, index = found
+        record = group.record
+        member = record.members[index]
+        start = max(generator_version, record.min_version.version)
+        if record.deadline_wall_s is None:
+            group.first_claim_s = self._events.now_s
+            record.deadline_wall_s = self._events.now_s + record.deadline_s
+            self._events.after(record.deadline_s, self._close_if_done, group)
+        member.state, member.version = "leased", PolicyVersion(0, start)
+        began = not group.running
+        self._look_again(group)
+        if began:
+            self._on_begin()
+        return Slot(group, index, member.attempt, start)
 
     def put(self, slot: Slot, result: Result) -> None:
         """Store the result of a slot; without effect if nobody waits for it any more."""
@@ -238,13 +271,13 @@ class Buffer:
         """Make a member that has rested claimable."""
         if slot.held:
             slot.group.record.members[slot.member].state = "free"
-            heapq.heappush(self._free, (slot.group.record.serial, slot.member, slot.group))
+            self._free.add(slot.group, slot.member)
             self._on_work()
 
     def choose(self, version: int) -> Choice:
         """Return what the learner makes of the groups, for a batch differentiated at a version."""
-        size = self._scenario.groups
-        shares = BatchShares(self._shares, version // self._updates, size) if self._several else None
+        number, size = version // self._updates, self._scenario.groups
+        shares = BatchShares(self._shares, number, size) if self._several else None
         return choose_groups(
             [group.outstanding for group in self._live.values()],
             now=PolicyVersion(0, version),
@@ -259,7 +292,7 @@ class Buffer:
         taken = [self._live.pop(group_id) for group_id in group_ids]
         self.num_settled -= len(taken)
         self.num_stored -= sum(len(group.results) for group in taken)
-        self._num_unpublished += len(taken)
+        self.num_in_hands += len(taken)
         return taken
 
     def reject(self, group_ids: Sequence[str], reason: str) -> None:
@@ -269,30 +302,29 @@ class Buffer:
 
     def give_up(self, groups: Sequence[LiveGroup]) -> None:
         """Count taken groups of which nothing can be trained."""
-        self._num_unpublished -= len(groups)
+        self.num_in_hands -= len(groups)
         self.counters["no_fresh_token"] += sum(len(group.results) for group in groups)
         self.num_lost += len(groups)
 
     def publish(self, version: int, num_groups: int) -> None:
         """Note a published version, which frees the credit of the groups trained for it."""
         self.published = version
-        self._num_unpublished -= num_groups
+        self.num_in_hands -= num_groups
 
     def running(self, group_id: str, newest: int) -> bool:
         """Return whether a group still runs that began with this version or an older one."""
         return group_id in self._live and self._live[group_id].began_by(newest)
 
-    def waits_for(self, missing: int) -> str:
-        """Return what keeps settled groups from coming: episodes, actors or credit."""
-        if self.num_running >= missing:
-            return "episodes"
-        return "actors" if len(self._live) - self.num_settled >= missing else "credit"
+    @property
+    def num_unsettled(self) -> int:
+        """Groups that cannot be taken yet, begun or not."""
+        return len(self._live) - self.num_settled
 
     def _add(self, environment: str) -> None:
         group = _new_group(self._scenario, self._next_serial, environment, self.published, self._events.now_s)
         self._live[group.record.group_id] = group
         for index in range(self._scenario.group_size):
-            heapq.heappush(self._free, (self._next_serial, index, group))
+            self._free.add(group, index)
         self._next_serial += 1
         self.counters["dispatched"] += 1
 
@@ -301,13 +333,10 @@ class Buffer:
         group.look_again()
         self.num_running += group.running - was_running
 
-    def _overdue(self, group: LiveGroup) -> None:
-        if group.record.state == "open":
-            self._close_if_done(group)
-
     def _close_if_done(self, group: LiveGroup) -> None:
-        record = group.record
-        found = verdict(record, self._events.now_s)
+        if group.record.state != "open":
+            return  # it had settled before its deadline
+        found = verdict(group.record, self._events.now_s)
         if found == "settled":
             group.settle(self._events.now_s)
             self.num_settled += 1
@@ -322,12 +351,11 @@ class Buffer:
             self._on_change(group)
 
     def _forget(self, group: LiveGroup, reason: str) -> None:
-        settled = group.record.state == "settled"
         self.num_running -= group.running
         self.counters[reason] += len(group.results)
         self.num_lost += 1
         self.num_stored -= len(group.results)
-        self.num_settled -= settled
+        self.num_settled -= group.record.state == "settled"
         group.end()
         del self._live[group.record.group_id]
 

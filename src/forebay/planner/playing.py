@@ -9,6 +9,7 @@ from typing import Final
 
 from forebay.planner.buffer import Buffer, Result, Slot
 from forebay.planner.events import Draws, Events, Station
+from forebay.planner.looking import Polls, SeenVersion
 from forebay.planner.scenario import Scenario
 from forebay.planner.services import CallTimes, EnvironmentTimes
 
@@ -92,12 +93,14 @@ class Actors:
         self._num_generators = scenario.generators
         self._station: Station[Episode] = Station(self._call, scenario.generators * slots)
         self._answering: dict[str, Station[Episode]] = {
-            name: Station(self._answer, scenario.environment_concurrency) for name in environments
+            name: Station(self._answer, times.at_once) for name, times in environments.items()
         }
         self._held: list[Episode] = []
         self._switches: list[tuple[float, int]] = [(0.0, 0)]
         self._live_by_environment: Counter[str] = Counter()
+        self._polls = Polls(scenario.poll_s, scenario.poll_max_s)
         self._looking = False
+        self._seen = SeenVersion(scenario.version_period_s)
         self.version = 0
         self.live = self.ended = self.timed_out = 0
         self.lived_s = self.area = self._since_s = 0.0
@@ -110,7 +113,7 @@ class Actors:
         """Look for work, as soon as an idle actor would."""
         if not self._looking and self.live < self._scenario.places:
             self._looking = True
-            self._events.after(self._scenario.poll_max_s * self._rng.random(), self._look, None)
+            self._events.after(self._polls.wait_s(self._events.now_s), self._look, None)
 
     def load_weights(self, version: int) -> None:
         """Sample with new weights from now on."""
@@ -132,10 +135,14 @@ class Actors:
         self._claim()
 
     def _claim(self) -> None:
+        now_s = self._events.now_s
+        seen = self._seen.look(now_s, self.version)
         while self.live < self._scenario.places:
-            slot = self._buffer.claim(self.version)
+            slot = self._buffer.claim(seen)
             if slot is None:
+                self._polls.idle(now_s)
                 return
+            self._polls.claimed(now_s)
             self._begin(slot)
 
     def _begin(self, slot: Slot) -> None:
@@ -155,15 +162,14 @@ class Actors:
         now_s = self._events.now_s
         self.phases_s["environment_queue"] += now_s - episode.asked_s
         times = self._environments[episode.environment]
-        live = self._live_by_environment[episode.environment]
-        if episode.done < 0:
-            duration_s = times.reset_s(live)
-        else:
-            duration_s = times.step_s(episode.done + 1 >= episode.num_turns, live)
+        duration_s = times.answer_s(
+            episode.done, episode.num_turns, self._live_by_environment[episode.environment]
+        )
         limit_s = min(self._scenario.step_timeout_s, episode.deadline_s - now_s)
         self.phases_s["environment"] += max(0.0, min(duration_s, limit_s))
         if duration_s >= limit_s:
-            self._events.after(max(0.0, limit_s), self._cut_off_answering, episode)
+            station = self._answering[episode.environment]
+            self._events.after(max(0.0, limit_s), self._cut_off, (episode, station))
         else:
             self._events.after(duration_s, self._answered, episode)
 
@@ -195,7 +201,7 @@ class Actors:
         limit_s = episode.deadline_s - now_s
         self.phases_s["generate"] += max(0.0, min(duration_s, limit_s))
         if duration_s >= limit_s:
-            self._events.after(max(0.0, limit_s), self._cut_off_calling, episode)
+            self._events.after(max(0.0, limit_s), self._cut_off, (episode, self._station))
         else:
             self._events.after(duration_s, self._called, episode)
 
@@ -211,13 +217,8 @@ class Actors:
         episode.asked_s = self._events.now_s
         self._answering[episode.environment].arrive(episode)
 
-    def _cut_off_answering(self, episode: Episode) -> None:
-        self._cut_off(episode, self._answering[episode.environment])
-
-    def _cut_off_calling(self, episode: Episode) -> None:
-        self._cut_off(episode, self._station)
-
-    def _cut_off(self, episode: Episode, station: Station[Episode]) -> None:
+    def _cut_off(self, where: tuple[Episode, Station[Episode]]) -> None:
+        episode, station = where
         station.leave()
         self.timed_out += 1
         episode.scored = self._scenario.timeouts_scored

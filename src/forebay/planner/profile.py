@@ -7,6 +7,9 @@ merged. A planner says which part it misses.
 from __future__ import annotations
 
 import math
+import re
+import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,180 +18,49 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.planner.distribution import Distribution, check_distribution
+from forebay.planner.profile_records import (
+    EnvironmentLevel,
+    EnvironmentProfile,
+    GeneratorLevel,
+    GeneratorProfile,
+    LearnerBucket,
+    LearnerLevel,
+    LearnerProfile,
+    Origin,
+    StoreProfile,
+    Traffic,
+    WeightsProfile,
+)
 from forebay.telemetry.files import write_atomically
+
+__all__ = [
+    "FORMAT",
+    "PARTS",
+    "EnvironmentLevel",
+    "EnvironmentProfile",
+    "GeneratorLevel",
+    "GeneratorProfile",
+    "LearnerBucket",
+    "LearnerLevel",
+    "LearnerProfile",
+    "Origin",
+    "Profile",
+    "StoreProfile",
+    "Traffic",
+    "WeightsProfile",
+    "check_profile",
+    "conflicts",
+    "merge_profiles",
+    "read_profile",
+    "require",
+    "write_profile",
+]
 
 FORMAT: Final = 1
 PARTS: Final = ("environments", "generator", "learner", "store", "weights")
 _MEASURE: Final = "forebay audit"
-
-
-class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where and when a part was measured.
-
-    Args:
-        machine: Host, processor, device: what a reader needs to know whether it applies.
-        measured: UTC, as `2026-01-31T12:00:00Z`.
-        how: The command, or what else gave the figures.
-        duration_s: How long measuring took; 0 if unknown.
-    """
-
-    machine: str
-    measured: str
-    how: str
-    duration_s: float = 0.0
-
-
-class EnvironmentLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an environment did at one concurrency.
-
-    Args:
-        concurrency: Episodes alive at once.
-        steps_per_s: Steps answered per second, all episodes together.
-        step_s: Time of a step.
-        num_errors: Resets and steps that failed.
-        num_timeouts: Resets and steps that took too long.
-    """
-
-    concurrency: int
-    steps_per_s: float
-    step_s: Distribution
-    num_errors: int = 0
-    num_timeouts: int = 0
-
-
-class EnvironmentProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an environment takes, at a concurrency that does not yet slow it down.
-
-    Args:
-        origin: Where and when.
-        reset_s: Time to pose a task.
-        step_s: Time of a step that does not end the episode.
-        turns: Model calls of an episode.
-        num_episodes: Episodes measured.
-        concurrency: Episodes alive at once meanwhile.
-        final_step_s: Time of the step that ends the episode; None if it takes as long as any.
-        tokens_per_turn: Tokens that the model writes in a turn; None if no model took part.
-        num_errors: Episodes that failed.
-        num_timeouts: Episodes that a limit of time ended.
-        levels: The same at rising concurrency.
-        knee: Concurrency beyond which more only adds latency; None if it was not reached.
-        weight: Share of the tasks, relative to other environments.
-    """
-
-    origin: Origin
-    reset_s: Distribution
-    step_s: Distribution
-    turns: Distribution
-    num_episodes: int
-    concurrency: int
-    final_step_s: Distribution | None = None
-    tokens_per_turn: Distribution | None = None
-    num_errors: int = 0
-    num_timeouts: int = 0
-    levels: tuple[EnvironmentLevel, ...] = ()
-    knee: int | None = None
-    weight: float = 1.0
-
-    @property
-    def error_rate(self) -> float:
-        """Share of the episodes that failed."""
-        return self.num_errors / self.num_episodes
-
-
-class GeneratorLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one generator did at one load.
-
-    Args:
-        requests: Requests running at once.
-        tokens_per_s: Tokens sampled per second, all requests together.
-        call_s: Time of a model call, from request to answer.
-        prefill_tokens_per_s: Prompt tokens read per second; None if not told apart.
-    """
-
-    requests: int
-    tokens_per_s: float
-    call_s: Distribution
-    prefill_tokens_per_s: float | None = None
-
-
-class GeneratorProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one generator does by load.
-
-    Args:
-        origin: Where and when.
-        slots: Requests that run at once; more wait.
-        levels: By ascending load.
-    """
-
-    origin: Origin
-    slots: int
-    levels: tuple[GeneratorLevel, ...]
-
-
-class LearnerLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a step over one amount of work takes.
-
-    Args:
-        trajectories: Trajectories of the batch.
-        tokens: Trained tokens of the batch.
-        step_s: Time inside the compiled programs.
-    """
-
-    trajectories: int
-    tokens: int
-    step_s: Distribution
-
-
-class LearnerProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the learner takes for a batch.
-
-    Args:
-        origin: Where and when.
-        levels: By ascending number of trajectories.
-        overhead_s: Time from the end of a step to the start of the next one when a batch is there: copying
-            weights, publishing, recording.
-        full_tokens_per_s: Trained tokens per second of the bare step on full rows: what goodput is a fraction
-            of. None takes that of the step itself.
-    """
-
-    origin: Origin
-    levels: tuple[LearnerLevel, ...]
-    overhead_s: Distribution
-    full_tokens_per_s: float | None = None
-
-
-class StoreProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the store takes.
-
-    Args:
-        origin: Where and when.
-        engine: Its name.
-        puts_per_s: Most durable results per second.
-        put_s: Time of a put until it is durable.
-        take_s: Time to take a batch.
-        trajectory_bytes: Size of a stored trajectory.
-    """
-
-    origin: Origin
-    engine: str
-    puts_per_s: float
-    put_s: Distribution
-    take_s: Distribution
-    trajectory_bytes: Distribution
-
-
-class WeightsProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long published weights take to be used.
-
-    Args:
-        origin: Where and when.
-        first_token_s: From publication to the first token that they sample.
-        num_bytes: Size of a version.
-    """
-
-    origin: Origin
-    first_token_s: Distribution
-    num_bytes: int
+_NUMBERS: Final = re.compile(r"\[\s+([-+.,\deE\s]+?)\s+\]")
+_WIDTH: Final = 110
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -234,13 +106,18 @@ def read_profile(path: Path) -> Profile:
 
 
 def write_profile(path: Path, profile: Profile) -> None:
-    """Write a profile, atomically and indented.
+    """Write a profile, atomically and for people too: a key a line, and measured values side by side.
 
     Raises:
         ConfigError: It holds what `read_profile` would refuse.
     """
     check_profile(profile, str(path))
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
+    indented = msgspec.json.format(msgspec.json.encode(profile), indent=1).decode()
+    write_atomically(path, _NUMBERS.sub(_side_by_side, indented).encode() + b"\n")
+
+
+def _side_by_side(numbers: re.Match[str]) -> str:
+    return f"[{textwrap.fill(' '.join(numbers[1].split()), _WIDTH)}]"
 
 
 def merge_profiles(profiles: Sequence[Profile]) -> Profile:
@@ -250,6 +127,17 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
         environments |= profile.environments
     rest = {part: _last(getattr(profile, part) for profile in profiles) for part in PARTS[1:]}
     return Profile(environments=environments, **rest)
+
+
+def conflicts(profiles: Sequence[Profile]) -> list[str]:
+    """Return the names of what more than one profile holds, such as `learner` or `environments.web`."""
+    held = Counter(name for profile in profiles for name in _held(profile))
+    return [name for name, count in held.items() if count > 1]
+
+
+def _held(profile: Profile) -> list[str]:
+    machines = [part for part in profile.parts if part != "environments"]
+    return [*(f"environments.{name}" for name in profile.environments), *machines]
 
 
 def require(profile: Profile, parts: Iterable[str], what: str) -> None:
@@ -268,8 +156,7 @@ def require(profile: Profile, parts: Iterable[str], what: str) -> None:
         raise ConfigError(
             f"{what} needs parts that the profile does not have: {', '.join(missing)}",
             got=", ".join(profile.parts) or "no parts",
-            remedy=f"{_MEASURE} measures environments; write the others by hand (docs/how-to/plan.md), and "
-            "name all files: they are merged.",
+            remedy=f"{_MEASURE} CONFIG --part PART measures it; name all files: they are merged.",
         )
 
 

@@ -32,13 +32,19 @@ class Scenario(BaseModel):
     episodes_in_flight: int | None = Field(
         None, ge=1, description="Places for episodes, of all actor processes; default what the credit fills."
     )
+    poll_s: float = Field(
+        0.05, gt=0, description="First wait of an idle actor before it looks for work; doubles."
+    )
     poll_max_s: float = Field(
         0.5, ge=0, description="Longest wait of an idle actor before it looks for work."
+    )
+    version_period_s: float = Field(
+        0.5, ge=0, description="Time between two looks of an actor at the generator's version."
     )
     generators: int = Field(1, ge=1, le=100_000, description="Generators like the one that was measured.")
     slots: int | None = Field(None, ge=1, description="Requests at once in each; default as measured.")
     environment_concurrency: int | None = Field(
-        None, ge=1, description="Resets and steps at once that an environment allows; default no limit."
+        None, ge=1, description="Resets and steps at once that an environment allows; default as measured."
     )
     capacity_groups: int | None = Field(
         None, ge=1, description="Groups that the store holds; default enough."

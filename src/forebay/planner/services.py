@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.planner.events import Draws
-from forebay.planner.profile import EnvironmentProfile, GeneratorLevel, GeneratorProfile
+from forebay.planner.profile import EnvironmentProfile, GeneratorLevel, GeneratorProfile, Traffic
 from forebay.planner.scenario import Scenario
 
 _MAX_TABLE: Final = 4096
@@ -73,19 +73,32 @@ class EnvironmentTimes:
         scenario: What differs from that.
         tokens_per_turn: Tokens of a turn where none were measured.
         rng: Source of randomness.
+        traffic: What the model's own episodes are like; None leaves it to the environment's audit, in which
+            somebody else may have answered.
+
+    Attributes:
+        at_once: Resets and steps that it answers at a time; None for no limit.
     """
 
     def __init__(
-        self, environment: EnvironmentProfile, scenario: Scenario, tokens_per_turn: float, rng: random.Random
+        self,
+        environment: EnvironmentProfile,
+        scenario: Scenario,
+        tokens_per_turn: float,
+        rng: random.Random,
+        traffic: Traffic | None = None,
     ) -> None:
-        factor = scenario.environment_factor
+        given = scenario.environment_concurrency
+        places = places_of(environment) if given is None else Places(given)
+        self.at_once = places.at_once
+        factor = scenario.environment_factor * places.pace
         self._rng = rng
         self._reset = Draws(environment.reset_s, rng, factor)
         self._step = Draws(environment.step_s, rng, factor)
         self._final = Draws(environment.final_step_s or environment.step_s, rng, factor)
-        self._turns = Draws(environment.turns, rng)
+        self._turns = Draws(environment.turns if traffic is None else traffic.turns, rng)
         self._fixed_turns = scenario.turns
-        tokens = environment.tokens_per_turn
+        tokens = environment.tokens_per_turn if traffic is None else traffic.sampled_tokens
         self._tokens = None if tokens is None else Draws(tokens, rng)
         self._default_tokens = tokens_per_turn
         self._straggles, self._straggler_factor = scenario.straggler_probability, scenario.straggler_factor
@@ -125,6 +138,10 @@ class EnvironmentTimes:
             step_s *= self._straggler_factor
         return step_s
 
+    def answer_s(self, done: int, num_turns: int, live: int) -> float:
+        """Return the time of the reset, if `done` is -1, or else of the step after so many turns."""
+        return self.reset_s(live) if done < 0 else self.step_s(done + 1 >= num_turns, live)
+
     def fails(self) -> bool:
         """Return whether a step fails."""
         return bool(self._fails) and self._rng.random() < self._fails
@@ -151,9 +168,50 @@ def _step_failures(environment: EnvironmentProfile) -> float:
     return float(1.0 - survives ** (1.0 / environment.turns.mean))
 
 
+class Places(NamedTuple):
+    """What a limited environment gives at most.
+
+    Attributes:
+        at_once: Answers at a time; None for no limit.
+        pace: How many times longer an answer takes than was measured below the knee, so that so many places
+            give the throughput that was measured at it.
+    """
+
+    at_once: int | None
+    pace: float = 1.0
+
+
+def places_of(environment: EnvironmentProfile) -> Places:
+    """Return how many answers an environment gives at a time.
+
+    Below the knee every episode is answered at once: c episodes get R(c) answers a second. The most that it
+    gives, R_max, is what c * R_max / R(c) episodes would get unhindered (Little's law). Beyond that others
+    wait, and its times are those from below the knee.
+
+    Args:
+        environment: As measured.
+
+    Returns:
+        That number, rounded; the pace makes up for the rounding.
+    """
+    free = [level for level in environment.levels if level.concurrency <= environment.concurrency]
+    if environment.knee is None or not free or free[-1].steps_per_s <= 0.0:
+        return Places(None)
+    most = max(level.steps_per_s for level in environment.levels)
+    exact = free[-1].concurrency * most / free[-1].steps_per_s
+    at_once = max(1, round(exact))
+    return Places(at_once, at_once / exact)
+
+
 def _crowding(environment: EnvironmentProfile) -> list[tuple[float, float]]:
-    """Return how many times longer a step takes, by episodes alive; empty if that was not measured."""
-    base = environment.step_s.mean
-    if len(environment.levels) < 2 or base <= 0.0:
+    """Return how many times longer a step takes, by episodes alive; empty if nothing slows it gradually.
+
+    The measure is the highest concurrency at which episodes did not disturb one another; an environment with
+    a knee has places instead.
+    """
+    free = [level for level in environment.levels if level.concurrency <= environment.concurrency]
+    slowed = [level for level in environment.levels if level.concurrency > environment.concurrency]
+    if environment.knee is not None or not free or not slowed or free[-1].step_s.mean <= 0.0:
         return []
-    return [(float(level.concurrency), level.step_s.mean / base) for level in environment.levels]
+    base = free[-1]
+    return [(float(level.concurrency), level.step_s.mean / base.step_s.mean) for level in (base, *slowed)]

@@ -111,7 +111,13 @@ class Parts:
         self.shares = Shares(tuple(names), tuple(one.weight for one in environments.values()))
         default = _default_tokens(profile)
         self.environments = {
-            name: EnvironmentTimes(one, scenario, default, random.Random(f"{scenario.seed}:{name}"))
+            name: EnvironmentTimes(
+                one,
+                scenario,
+                default,
+                random.Random(f"{scenario.seed}:{name}"),
+                profile.generator.traffic.get(name),
+            )
             for name, one in environments.items()
         }
         self.slots = scenario.slots or profile.generator.slots
@@ -126,6 +132,11 @@ class Parts:
             None
             if weights is None
             else Draws(weights.first_token_s, self.rngs["learner"], scenario.weights_factor)
+        )
+        self.publish_s = (
+            None
+            if weights is None or weights.publish_s is None
+            else Draws(weights.publish_s, self.rngs["learner"], scenario.weights_factor)
         )
         self.trajectory_bytes = 0.0 if store is None else store.trajectory_bytes.mean
         self.full_tokens_per_s = _full_speed(learner) / scenario.learner_factor
@@ -170,6 +181,7 @@ class _Run:
             parts.overhead_s,
             parts.take_s,
             parts.weights_s,
+            parts.publish_s,
             self._actors.load_weights,
             self._stepped,
         )

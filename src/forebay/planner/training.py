@@ -10,6 +10,7 @@ from typing import NamedTuple
 from forebay.planner.buffer import Buffer, LiveGroup
 from forebay.planner.events import Draws, Events
 from forebay.planner.scenario import Scenario
+from forebay.staleness.waiting import WaitCause, cause_of_wait
 
 
 class StepTimes:
@@ -122,7 +123,8 @@ class Learner:
         steps_s: Times of steps.
         overhead_s: Time between two steps.
         take_s: Time to take and pack a batch; None for none.
-        weights_s: Time until published weights sample; None for none.
+        weights_s: Time from the end of a step's overhead until its weights sample; None for none.
+        publish_s: Part of that: until they are visible, and their groups' credit is free; None for none.
         on_weights: Called with a version when its weights sample.
         on_step: Called after each batch with what it came to.
 
@@ -142,12 +144,14 @@ class Learner:
         overhead_s: Draws,
         take_s: Draws | None,
         weights_s: Draws | None,
+        publish_s: Draws | None,
         on_weights: Callable[[int], None],
         on_step: Callable[[Batch, Trained], None],
     ) -> None:
         self._scenario, self._events, self._buffer = scenario, events, buffer
         self._steps_s, self._overhead_s, self._take_s = steps_s, overhead_s, take_s
-        self._weights_s, self._on_weights, self._on_step = weights_s, on_weights, on_step
+        self._weights_s, self._publish_s = weights_s, publish_s
+        self._on_weights, self._on_step = on_weights, on_step
         self._updates = scenario.updates_per_batch
         self._version = 0  # of the next batch to be taken
         self._ready: deque[Batch] = deque()
@@ -186,7 +190,7 @@ class Learner:
                 self._buffer.reject(choice.stale, "stale")
                 self._buffer.dispatch()
             if not choice.take:
-                self._wait("urgent" if choice.urgent else self._buffer.waits_for(choice.missing))
+                self._wait(self._cause_of(choice.missing, is_urgent=choice.urgent is not None))
                 return
             self._take(choice.take)
 
@@ -194,7 +198,7 @@ class Learner:
         """Note what is waited for after a group has begun or settled."""
         if self._urgent is None and not self._taking and self.has_room:
             missing = max(1, self._scenario.groups - self._buffer.num_settled)
-            self._wait(self._buffer.waits_for(missing))
+            self._wait(self._cause_of(missing))
 
     def account(self) -> None:
         """Bring `waits_s` up to now."""
@@ -215,6 +219,14 @@ class Learner:
     def _old(self, group: LiveGroup) -> bool:
         start = group.outstanding.start
         return start is not None and start.version < self._version - self._scenario.max_staleness
+
+    def _cause_of(self, num_missing: int, *, is_urgent: bool = False) -> WaitCause:
+        return cause_of_wait(
+            is_urgent=is_urgent,
+            num_missing=num_missing,
+            num_running=self._buffer.num_running,
+            num_unsettled=self._buffer.num_unsettled,
+        )
 
     def _wait(self, cause: str) -> None:
         self.account()
@@ -255,17 +267,14 @@ class Learner:
         self._on_step(batch, trained)
         overhead_s = self._overhead_s.draw()
         self.waits_s["overhead"] += overhead_s
-        self._events.after(overhead_s, self._published, batch)
+        self._events.after(overhead_s, self._handed_over, batch)
 
-    def _published(self, batch: Batch) -> None:
+    def _handed_over(self, batch: Batch) -> None:
+        """Go on with the next batch, while the weights are written in the background."""
         self._unpublished.append(len(batch.groups))
-        version = batch.version + self._updates
         if self.steps % self._scenario.publish_every == 0:
-            self._buffer.publish(version, sum(self._unpublished))
+            self._publish(batch.version + self._updates, sum(self._unpublished))
             self._unpublished.clear()
-            delay_s = 0.0 if self._weights_s is None else self._weights_s.draw()
-            self._events.after(delay_s, self._on_weights, version)
-            self._buffer.dispatch()
         self.account()
         self._asking = True
         if self._ready:
@@ -273,3 +282,19 @@ class Learner:
         else:
             self._cause = "packing" if self._taking else self._cause
         self.look()
+
+    def _publish(self, version: int, num_groups: int) -> None:
+        weights_s = 0.0 if self._weights_s is None else self._weights_s.draw()
+        # Weights cannot sample before they are visible; the two were measured apart.
+        publish_s = 0.0 if self._publish_s is None else min(self._publish_s.draw(), weights_s)
+        self._events.after(weights_s, self._on_weights, version)
+        if publish_s > 0.0:
+            self._events.after(publish_s, self._published, (version, num_groups))
+        else:
+            self._published((version, num_groups))
+
+    def _published(self, done: tuple[int, int]) -> None:
+        version, num_groups = done
+        self._buffer.publish(version, num_groups)
+        self._buffer.dispatch()
+        self.changed(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any, Final
 import msgspec
 
 from forebay.report.history import RECENT_S
+from forebay.telemetry.little import Flow
 from forebay.telemetry.metrics import read_metrics
 
 NUM_BINS: Final = 300
 _PERCENTILES: Final = (".p50", ".p95", ".p99")
 # What is no counter: gauges, and figures of one interval.
 _GAUGES: Final = frozenset(("step", "live"))
+_SEEN: Final = "seen."
 _OF_INTERVAL: Final = ("finish.", "ended.")
 _FIGURES: Final = (*_PERCENTILES, ".max", ".mean")
 
@@ -37,6 +40,7 @@ class ActorLogs(msgspec.Struct, frozen=True, kw_only=True):
         recent: The same over the last five minutes that were logged.
         figures: Mean of each percentile over all lines that have it.
         num_actors: Processes that logged.
+        inside: How many episodes were seen in each place, all actors together; nothing passed through.
     """
 
     bins: tuple[ActorBin, ...] = ()
@@ -44,6 +48,7 @@ class ActorLogs(msgspec.Struct, frozen=True, kw_only=True):
     recent: Mapping[str, int] = {}
     figures: Mapping[str, float] = {}
     num_actors: int = 0
+    inside: Mapping[str, Flow] = {}
 
     @property
     def live(self) -> float | None:
@@ -85,6 +90,8 @@ def read_actor_logs(paths: Sequence[Path], begin_s: float, end_s: float) -> Acto
     bins: defaultdict[int, _Sums] = defaultdict(_Sums)
     overall, counters, recent, actors = _Sums(), Counter[str](), Counter[str](), set()
     before: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    inside: defaultdict[str, dict[str, Flow]] = defaultdict(dict)
+    seen_s: dict[str, float] = {}
     for path in paths:
         actor = path.name.split(".")[0]
         actors.add(actor)
@@ -96,6 +103,9 @@ def read_actor_logs(paths: Sequence[Path], begin_s: float, end_s: float) -> Acto
             bins[index].add(actor, line)
             overall.add(actor, {k: v for k, v in line.items() if k != "live"})
             gained = _gained(before[actor], line)
+            if begin_s <= seen_s.get(actor, -math.inf) and time_s <= end_s:
+                _see(inside[actor], gained)
+            seen_s[actor] = time_s
             counters.update(gained)
             if time_s > end_s - RECENT_S:
                 recent.update(gained)
@@ -105,6 +115,7 @@ def read_actor_logs(paths: Sequence[Path], begin_s: float, end_s: float) -> Acto
         recent=dict(recent),
         figures=overall.means(),
         num_actors=len(actors),
+        inside=_together(inside.values()),
     )
 
 
@@ -117,6 +128,33 @@ def actor_log_paths(logs: Path) -> list[Path]:
 
 def _bin(time_s: float, sums: _Sums) -> ActorBin:
     return ActorBin(time_s=time_s, live=sums.mean_live(), figures=sums.means())
+
+
+def _see(seen: dict[str, Flow], gained: Mapping[str, int]) -> None:
+    """Add what an actor saw of where its episodes are."""
+    for name, number in gained.items():
+        if name.startswith(_SEEN):
+            place = name.removeprefix(_SEEN)
+            squared = gained.get(f"seen_squared.{place}", 0)
+            flow = Flow(0, 0.0, gained.get("looks", 0), number, squared)
+            seen.setdefault(place, Flow()).merge(flow)
+
+
+def _together(of_actors: Iterable[Mapping[str, Flow]]) -> dict[str, Flow]:
+    """Return what all actors saw as if one had: means and variances add up; a dead one saw nothing inside."""
+    found: defaultdict[str, list[Flow]] = defaultdict(list)
+    for seen in of_actors:
+        for place, flow in seen.items():
+            found[place].append(flow)
+    together = {}
+    for place, flows in found.items():
+        samples = max(flow.samples for flow in flows)
+        if samples:
+            mean = sum(flow.seen for flow in flows) / samples
+            variance = sum(flow.seen_squared / samples - (flow.seen / samples) ** 2 for flow in flows)
+            squared = max(variance, 0.0) + mean * mean
+            together[place] = Flow(0, 0.0, samples, samples * mean, samples * squared)
+    return together
 
 
 def _gained(before: dict[str, int], line: Mapping[str, Any]) -> dict[str, int]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from forebay.report.charts import RUN_COLORS, Axis, Curve, Plot, charts
 from forebay.report.history import mean_of, totals_under, weighted_mean
 from forebay.report.load import RunRecord
 from forebay.report.panels import (
-    BarRow,
-    Bars,
     Bin,
     Cell,
     Histogram,
@@ -19,25 +17,15 @@ from forebay.report.panels import (
     Panel,
     Part,
     RunTables,
-    Segment,
     Source,
     Table,
 )
 from forebay.report.text import number, percent, seconds
-from forebay.report.verdicts import LIFE_PLACES, environment_names, life_of
+from forebay.report.verdicts import environment_names
 
 _MAX_BINS: Final = 40
 _PERCENTILE_NAMES: Final = {"p50": "half within", "p95": "95 % within", "p99": "99 % within"}
 _PERCENTILES: Final = tuple(_PERCENTILE_NAMES)
-_PLACE_NAMES: Final[Mapping[str, str]] = {
-    "admission": "admission",
-    "generator_queue": "generator queue",
-    "generating": "generating",
-    "environment": "environment",
-    "other": "reset and between",
-    "buffer": "buffer",
-    "training": "training",
-}
 
 _BUFFER: Final = (
     Plot(
@@ -82,42 +70,6 @@ def staleness_panel(runs: Sequence[RunRecord], tables: Sequence[RunTables]) -> P
         lead="Staleness is counted in policy versions, per token; no token beyond max_staleness is "
         "ever trained. A buffer that never empties keeps the learner fed.",
         parts=(_staleness_histogram(runs), *charts(tables, (over_time, *_BUFFER))),
-    )
-
-
-def life_panel(runs: Sequence[RunRecord]) -> Panel:
-    """Return where a trained token spent its life."""
-    lives = [(run, life_of(run.history.buckets)) for run in runs]
-    longest_s = max((sum(life.values()) for _, life in lives), default=0.0)
-    rows = tuple(
-        BarRow(
-            label=run.name,
-            total=seconds(sum(life.values())),
-            segments=tuple(
-                Segment(
-                    label=_PLACE_NAMES[place],
-                    value=f"{seconds(life[place])} · {percent(life[place] / sum(life.values()))}",
-                    share=life[place] / longest_s,
-                    color=index,
-                )
-                for index, place in enumerate(LIFE_PLACES)
-                if place in life
-            ),
-        )
-        for run, life in lives
-        if life and longest_s
-    )
-    parts: tuple[Part, ...] = (Bars(title="Mean life of a trained token", rows=rows),) if rows else ()
-    missing = tuple(
-        Note(text=f"Life of a token: not recorded by {run.name}.") for run, life in lives if not life
-    )
-    return Panel(
-        anchor="life",
-        label="Life of a token",
-        title="Where a trained token spent its life",
-        lead="From the claim of its episode to the end of its step, every trained token weighing the "
-        "same. The longest part is where to save time.",
-        parts=(*parts, *missing),
     )
 
 

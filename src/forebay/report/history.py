@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from forebay.telemetry.metrics import surviving
 from forebay.telemetry.spans import STATES, State
 
 NUM_BUCKETS: Final = 600
@@ -165,13 +166,14 @@ def read_history(paths: Iterable[Path]) -> History:
         intervals[0].append(head.time_s)
         for column, state in zip(intervals[1:], STATES, strict=True):
             column.append(getattr(head, state) or 0.0)
-    surviving, num_steps = _surviving(steps)
+    survives = surviving(steps)
+    num_steps = sum(survives)
     recent_from = _recent_from(intervals[0])
-    num_recent = sum(surviving[recent_from:])
+    num_recent = sum(survives[recent_from:])
     whole = _Bucketer(-(-num_steps // NUM_BUCKETS))
     recent = _Bucketer(-(-num_recent // NUM_BUCKETS))
     for index, line in enumerate(_lines(files, readable)):
-        if surviving[index] and "time_s" in line:
+        if survives[index] and "time_s" in line:
             whole.add(line)
             if index >= recent_from:
                 recent.add(line)
@@ -288,18 +290,6 @@ def _raw_lines(files: Iterable[Path]) -> Iterator[bytes]:
     for path in files:
         with path.open("rb") as file:
             yield from file
-
-
-def _surviving(steps: array[int]) -> tuple[bytearray, int]:
-    """Return a flag for each line that no later one replaces, and their number."""
-    flags = bytearray(len(steps))
-    kept: list[int] = []
-    for index, step in enumerate(steps):
-        while kept and steps[kept[-1]] >= step:
-            flags[kept.pop()] = 0
-        kept.append(index)
-        flags[index] = 1
-    return flags, len(kept)
 
 
 def _recent_from(times_s: array[float]) -> int:

@@ -13,8 +13,9 @@ import msgspec
 from forebay.clock import Clock, SystemClock
 from forebay.errors import ConfigError
 from forebay.report.actor_logs import ActorLogs, actor_log_paths, read_actor_logs
-from forebay.report.history import History, read_history
+from forebay.report.history import RECENT_S, History, read_history
 from forebay.report.samples import SampleReading, read_samples, token_rules
+from forebay.telemetry.life_log import LifeTable, read_lives_since
 from forebay.telemetry.metrics import read_metrics
 
 Ending = Literal["ended", "goes on", "ended without a summary"]
@@ -61,6 +62,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         history: Its metrics.
         evaluations: In the order of time.
         actors: What its actors logged.
+        lives: Where its trained tokens spent their lives; None if that was not recorded.
+        recent_lives: The same of its last five minutes.
         samples: Some trajectories that it trained.
         problems: Files that could not be read.
     """
@@ -78,6 +81,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     evaluations: tuple[Evaluation, ...]
     actors: ActorLogs
     samples: SampleReading
+    lives: LifeTable | None = None
+    recent_lives: LifeTable | None = None
     problems: tuple[str, ...] = ()
 
     def setting(self, key: str, default: Any = None) -> Any:
@@ -160,6 +165,7 @@ def load_run(path: Path, name: str | None = None, clock: Clock | None = None) ->
     history = read_history((path / "metrics.jsonl.1", path / "metrics.jsonl"))
     summary = _read_object(path / "summary.json", problems)
     end_s = history.end_s or (clock or SystemClock()).wall_s()
+    lives, recent_lives = read_lives_since(path / "life.jsonl", end_s - RECENT_S)
     commit = "" if manifest.git is None else manifest.git.commit + "+" * manifest.git.dirty
     return RunRecord(
         name=name or path.absolute().name,
@@ -175,6 +181,8 @@ def load_run(path: Path, name: str | None = None, clock: Clock | None = None) ->
         evaluations=_read_evaluations(path / "eval.jsonl"),
         actors=read_actor_logs(actor_log_paths(path / "logs"), history.begin_s or manifest.created_s, end_s),
         samples=read_samples(path / "samples", path / "model", token_rules(manifest.config)),
+        lives=lives,
+        recent_lives=recent_lives,
         problems=tuple(problems),
     )
 

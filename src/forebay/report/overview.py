@@ -31,6 +31,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         standing: Whether somebody should do something.
         title: The standing in words.
         sentence: The verdict.
+        life: What takes most of a token's life, and what would shorten it; empty if unknown.
         settings: Proposed settings, as they are written on a command line.
         facts: More about it, in a few words each.
         problems: Files that could not be read.
@@ -43,6 +44,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing
     title: str
     sentence: str
+    life: str
     settings: tuple[str, ...]
     facts: tuple[str, ...]
     problems: tuple[str, ...]
@@ -70,6 +72,7 @@ def head_of(run: RunRecord) -> Head:
         standing=verdict.standing,
         title=_TITLES[verdict.standing],
         sentence=verdict.sentence,
+        life=verdict.life,
         settings=tuple(f"{name}={value:g}" for name, value in verdict.settings.items()),
         facts=tuple(facts),
         problems=(*run.problems, *run.samples.problems, *_torn(run)),

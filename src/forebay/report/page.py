@@ -15,13 +15,10 @@ from markupsafe import Markup
 from forebay.report.charts import RUN_COLORS
 from forebay.report.columns import tables_of
 from forebay.report.conversation import NUM_VERSION_TINTS, PROBABILITIES, conversation_of
-from forebay.report.data_panels import (
-    environment_panel,
-    life_panel,
-    staleness_panel,
-)
+from forebay.report.data_panels import environment_panel, staleness_panel
 from forebay.report.episode_panels import failures_panel, lengths_panel
 from forebay.report.learner_panels import batches_panel, learning_panel, time_panel, use_panel
+from forebay.report.life_panels import life_panel
 from forebay.report.load import RunRecord
 from forebay.report.overview import comparison_of, configuration_panel, figures_of, head_of
 from forebay.report.panels import Chart, Panel, RunTables, kind_of

@@ -15,11 +15,11 @@ from forebay.report.history import (
 )
 from forebay.report.load import RunRecord
 from forebay.report.text import seconds
+from forebay.telemetry.residence import STAGES
 from forebay.telemetry.spans import TimeShares
 from forebay.telemetry.verdict import Verdict, judge
 from forebay.telemetry.window import EnvironmentFigures, Limits, WindowFigures
 
-LIFE_PLACES = ("admission", "generator_queue", "generating", "environment", "other", "buffer", "training")
 _FAILED_FINISHES = ("timeout", "aborted")
 
 
@@ -48,6 +48,7 @@ def window_of(run: RunRecord) -> WindowFigures:
         fill=mean_of(buckets, "fill"),
         waits=_waits(buckets),
         life_s=life_of(buckets),
+        lives=run.recent_lives if is_long else run.lives,
         environments=environments_of(run, buckets),
         live_episodes=run.actors.live,
         accepted_per_s=_accepted_per_s(counters, RECENT_S if is_long else length_s),
@@ -87,7 +88,7 @@ def limits_of(run: RunRecord) -> Limits:
         credit_is_set=isinstance(credit, int),
         on_stale=str(run.setting("staleness.on_stale", "wait")),
         actor_processes=_whole(run, "actors.processes", 1),
-        episodes_per_process=_whole(run, "actors.episodes_per_process", 1),
+        episodes_per_process=_episodes_per_process(run),
         slots=_whole(run, "generator.slots", 1),
         checkpoint_every=_whole(run, "learner.checkpoint_every", 1),
     )
@@ -97,7 +98,7 @@ def life_of(buckets: Sequence[Bucket]) -> dict[str, float]:
     """Return the mean seconds that a trained token spent in each place; empty if that was not recorded."""
     means = {
         place: weighted_mean(buckets, f"life.{place}_s", "fresh_tokens")
-        for place in LIFE_PLACES
+        for place in STAGES
         if any(f"life.{place}_s" in bucket.stats for bucket in buckets)
     }
     return {place: mean for place, mean in means.items() if mean is not None}
@@ -183,6 +184,16 @@ def _accepted_per_s(counters: Mapping[str, int], length_s: float) -> float | Non
 def _gained(buckets: Sequence[Bucket], name: str) -> int:
     values = [value for bucket in buckets if (value := bucket.largest(name)) is not None]
     return int(max(values)) if values else 0
+
+
+def _episodes_per_process(run: RunRecord) -> int:
+    """Return the most episodes at once in a process; where they are controlled, what they may come to."""
+    key = "actors.episodes_per_process"
+    return (
+        _whole(run, "actors.max_episodes_per_process", 1)
+        if run.setting(key) == "auto"
+        else _whole(run, key, 1)
+    )
 
 
 def _whole(run: RunRecord, key: str, default: int) -> int:

@@ -42,12 +42,14 @@ class RawGroup(NamedTuple):
         frames: Member and frame of each that arrived; an empty frame is one that could not be read.
         run_id: The run that owns the store; "" if that is not to be compared.
         errors: Why a frame could not be read, by member.
+        dispatched_s: Wall clock at its dispatch; None if that is not known.
     """
 
     spec: GroupSpec
     frames: tuple[tuple[int, bytes], ...]
     run_id: str = ""
     errors: tuple[tuple[int, WireError], ...] = ()
+    dispatched_s: float | None = None
 
 
 class Look(NamedTuple):
@@ -101,7 +103,9 @@ def read_raw(ledger: Ledger, group_id: str) -> RawGroup:
             except WireError as error:
                 frames.append((index, b""))
                 errors.append((index, error))
-    return RawGroup(ledger.spec(group_id), tuple(frames), ledger.meta.run_id, tuple(errors))
+    return RawGroup(
+        ledger.spec(group_id), tuple(frames), ledger.meta.run_id, tuple(errors), group.dispatched_s
+    )
 
 
 def whole_group(raw: RawGroup) -> TakenGroup:
@@ -135,7 +139,8 @@ def decode_group_frames(raw: RawGroup) -> tuple[TakenGroup, dict[int, WireError]
             broken[member] = error
         else:
             whole.append(trajectory)
-    return TakenGroup(spec=raw.spec, trajectories=tuple(whole)), broken
+    taken = TakenGroup(spec=raw.spec, trajectories=tuple(whole), dispatched_s=raw.dispatched_s)
+    return taken, broken
 
 
 def _decode_frame(frame: bytes) -> Trajectory:

@@ -56,13 +56,23 @@ def has_claimable(ledger: Ledger) -> bool:
 
 
 def claim(
-    ledger: Ledger, max_slots: int, ttl_s: float, actor: str, version: PolicyVersion
+    ledger: Ledger,
+    max_slots: int,
+    ttl_s: float,
+    actor: str,
+    version: PolicyVersion,
+    environment: str | None = None,
 ) -> tuple[Slot, ...]:
-    """Lease up to `max_slots` members: the oldest group first, all its members before the next group's."""
+    """Lease up to `max_slots` members: the oldest group first, all its members before the next group's.
+
+    With an environment, as if there were no groups but its own.
+    """
     slots: list[Slot] = []
     run_id = ledger.meta.run_id
     for key, _ in ledger.txn.scan(CLAIMABLE):
         group = ledger.listed(key)
+        if environment not in (None, group.environment):
+            continue
         spec = ledger.spec(group.group_id)
         start = max(version, group.min_version)
         if group.deadline_wall_s is None:

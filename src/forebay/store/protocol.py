@@ -82,10 +82,12 @@ class TakenGroup(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Args:
         spec: What was dispatched.
         trajectories: The members that arrived, by ascending member.
+        dispatched_s: Wall clock at its dispatch; None if that is not known.
     """
 
     spec: GroupSpec
     trajectories: tuple[Trajectory, ...]
+    dispatched_s: float | None = None
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -180,7 +182,15 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
 class TaskSource(Protocol):
     """Where actors get work."""
 
-    def claim(self, max_slots: int, *, ttl_s: float, actor: str, version: PolicyVersion) -> tuple[Slot, ...]:
+    def claim(
+        self,
+        max_slots: int,
+        *,
+        ttl_s: float,
+        actor: str,
+        version: PolicyVersion,
+        environment: str | None = None,
+    ) -> tuple[Slot, ...]:
         """Lease up to `max_slots` members, oldest group first; expired leases are handed out again.
 
         Args:
@@ -189,6 +199,7 @@ class TaskSource(Protocol):
             actor: Name of the claimer, for inspection.
             version: The version that the claimer's generator serves; no token will be older than the larger
                 of this and the group's min_version, which becomes the slot's `min_version`.
+            environment: The only environment whose members are wanted; None for any.
 
         Returns:
             Slots; empty if there is nothing to do.

@@ -201,6 +201,7 @@ def parquet_schema() -> Any:
     kinds = {"count": count, "text": text, "real": real, "flag": flag}
     columns = [(name, kinds[kind]) for name, kind in _COLUMNS.items()]
     columns += [("metrics", pa.map_(text, real)), ("tokenizer", text), ("model", text)]
+    columns += [("reset_s", real)]
     columns += [("steps", pa.list_(step)), ("sequences", pa.list_(sequence))]
     return pa.schema(columns, metadata={SCHEMA: str(SCHEMA_VERSION)})
 

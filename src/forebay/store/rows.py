@@ -29,6 +29,8 @@ SCHEMA: Final = "forebay.trajectory"
 _STEP_FIELDS: Final = StepRecord.__struct_fields__
 _SAMPLING_FIELDS: Final = Sampling.__struct_fields__
 _NESTED: Final = ("sequences", "steps")
+# Columns that rows of the same schema may lack, being older.
+_ADDED: Final = frozenset(("reset_s",))
 _PLAIN: Final = tuple(name for name in Trajectory.__struct_fields__ if name not in _NESTED)
 
 
@@ -75,7 +77,7 @@ def from_row(row: dict[str, Any]) -> Trajectory:
             raise RecordError(
                 "bad_schema", "row of another schema", got=row["schema_version"], limit=SCHEMA_VERSION
             )
-        plain = {name: row[name] for name in _PLAIN}
+        plain = {name: row[name] for name in _PLAIN if name in row or name not in _ADDED}
         # Parquet gives a map back as pairs.
         plain["metrics"] = dict(row["metrics"])
         return Trajectory(

@@ -45,14 +45,22 @@ class RuleStore:
         self._closed = False
         self._read, self._write = self._transactions.read, self._transactions.write
 
-    def claim(self, max_slots: int, *, ttl_s: float, actor: str, version: PolicyVersion) -> tuple[Slot, ...]:
+    def claim(
+        self,
+        max_slots: int,
+        *,
+        ttl_s: float,
+        actor: str,
+        version: PolicyVersion,
+        environment: str | None = None,
+    ) -> tuple[Slot, ...]:
         """Lease members; see `TaskSource.claim`."""
         self.settle_expired()
         if max_slots <= 0 or not self._read(leases.has_claimable):
             return ()
         # Power loss ends a lease together with the process that holds it, so nobody waits for the disk.
         return self._write(
-            lambda ledger: leases.claim(ledger, max_slots, ttl_s, actor, version), durable=False
+            lambda ledger: leases.claim(ledger, max_slots, ttl_s, actor, version, environment), durable=False
         )
 
     def heartbeat(self, slots: Sequence[Slot], *, ttl_s: float) -> tuple[Slot, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,12 @@ class MetricsWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def write(self, step: int, values: Mapping[str, Value]) -> None:
+    def write(self, step: int, values: Mapping[str, object]) -> None:
         """Append one record.
 
         Args:
             step: Optimizer step that the values belong to.
-            values: By name; `step` and `time_s` are taken.
+            values: By name; `step` and `time_s` are taken. Numbers and text, or what JSON makes of a record.
 
         Raises:
             ValueError: A name is taken, or the line exceeds 1 MiB.
@@ -77,7 +77,7 @@ class MetricsWriter:
         """Close the file."""
         self._file.close()
 
-    def _finite(self, value: Value) -> Value:
+    def _finite(self, value: object) -> object:
         if isinstance(value, float) and not math.isfinite(value):
             self.num_nonfinite += 1
             return None
@@ -106,3 +106,25 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                 yield msgspec.json.decode(line, type=dict[str, Any])
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 continue
+
+
+def surviving(steps: Sequence[int]) -> bytearray:
+    """Return a flag for each record: whether it belongs to the history that survived.
+
+    A step that is written again replaces itself and all later ones before it.
+
+    Args:
+        steps: Of each record, in the order in which they were written.
+
+    Example:
+        >>> list(surviving([1, 2, 3, 2]))
+        [1, 0, 0, 1]
+    """
+    flags = bytearray(len(steps))
+    kept: list[int] = []
+    for index, step in enumerate(steps):
+        while kept and steps[kept[-1]] >= step:
+            flags[kept.pop()] = 0
+        kept.append(index)
+        flags[index] = 1
+    return flags

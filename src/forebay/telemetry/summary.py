@@ -9,6 +9,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.telemetry.files import write_atomically
+from forebay.telemetry.life_summary import LifeSummary
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +37,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         trained: Trajectories trained.
         lost: Acknowledged, and neither trained nor stored nor rejected; 0 is right.
         repeated: Trajectories trained in more than one step of the surviving history; 0 is right.
+        life: Where the trained tokens spent their lives; None if nothing was trained.
     """
 
     busy: float | None
@@ -59,6 +61,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     trained: int
     lost: int
     repeated: int
+    life: LifeSummary | None = None
 
 
 class ComparisonSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

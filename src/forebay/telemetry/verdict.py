@@ -11,6 +11,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from forebay.telemetry.dominance import STARVED, life_sentence
 from forebay.telemetry.sizing import episodes_needed, group_size_needed, slowest_of, staleness_needed
 from forebay.telemetry.window import WindowFigures
 
@@ -35,7 +36,6 @@ Cause = Literal[
 Standing = Literal["good", "attention", "bad"]
 
 # Shares from which something is worth a sentence.
-_STARVED: Final = 0.05
 _OVERHEAD: Final = 0.05
 _FAILING: Final = 0.25
 _NO_SPREAD: Final = 0.8
@@ -54,16 +54,22 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         standing: Whether somebody should do something.
         sentence: What is wrong and what mends it, without a full stop.
         settings: Proposed settings by name.
+        life: Where a trained token spends most of its life, and what would shorten it; empty if unknown.
     """
 
     cause: Cause
     standing: Standing
     sentence: str
     settings: Mapping[str, float] = {}
+    life: str = ""
 
 
 def judge(window: WindowFigures) -> Verdict:
     """Return the verdict on a window: the first that applies of not learning, starved, slowed down, fine."""
+    return msgspec.structs.replace(_judge(window), life=life_sentence(window.lives, window))
+
+
+def _judge(window: WindowFigures) -> Verdict:
     if window.num_batches == 0:
         return _no_steps(window)
     for look in (_not_learning, _starved, _overhead, _low_goodput):
@@ -187,7 +193,7 @@ def _no_spread(window: WindowFigures) -> Verdict:
 
 def _starved(window: WindowFigures) -> Verdict | None:
     share = window.shares.share("starved")
-    if share < _STARVED:
+    if share < STARVED:
         return None
     head = f"learner starved {_percent(share)} of {window.label}"
     waited_for = max(window.waits, key=lambda cause: window.waits[cause], default=None)
@@ -197,7 +203,8 @@ def _starved(window: WindowFigures) -> Verdict | None:
         return _staleness_bound(window, head)
     waiting = window.life_s.get("generator_queue", 0.0)
     answering = window.life_s.get("generating", 0.0)
-    if waiting + answering > window.life_s.get("environment", math.inf):
+    answered = window.life_s.get("environment", math.inf) + window.life_s.get("reset", 0.0)
+    if waiting + answering > answered:
         return _generator_bound(window, head, waiting, answering)
     return _environment_bound(window, head)
 

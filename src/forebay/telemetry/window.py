@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from forebay.telemetry.life_log import LifeTable
+from forebay.telemetry.residence import EPISODE_STAGES
 from forebay.telemetry.spans import TimeShares
 
 
@@ -73,7 +75,8 @@ class WindowFigures(msgspec.Struct, frozen=True, kw_only=True):
         fill: Real tokens over slots, 0 to 1.
         waits: Seconds that the learner starved, by what it waited for: episodes, actors, credit, urgent or
             packing; empty if that was not recorded.
-        life_s: Mean seconds that a trained token spent in each place.
+        life_s: Mean seconds that a trained token spent in each stage.
+        lives: The lives of the trajectories that were trained; None if that was not recorded.
         environments: One entry per environment.
         live_episodes: Episodes in flight.
         accepted_per_s: Trajectories acknowledged per second.
@@ -99,6 +102,7 @@ class WindowFigures(msgspec.Struct, frozen=True, kw_only=True):
     fill: float | None = None
     waits: Mapping[str, float] = {}
     life_s: Mapping[str, float] = {}
+    lives: LifeTable | None = None
     environments: tuple[EnvironmentFigures, ...] = ()
     live_episodes: float | None = None
     accepted_per_s: float | None = None
@@ -135,8 +139,7 @@ class WindowFigures(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def episode_s(self) -> float | None:
         """E[T]: from the tokens' lives, else by Little's law from what was in flight, else the median."""
-        places = ("admission", "generator_queue", "generating", "environment", "other")
-        if spent_s := sum(self.life_s.get(place, 0.0) for place in places):
+        if spent_s := sum(self.life_s.get(stage, 0.0) for stage in EPISODE_STAGES):
             return spent_s
         if self.live_episodes and self.accepted_per_s:
             return self.live_episodes / self.accepted_per_s

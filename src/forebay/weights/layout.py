@@ -3,6 +3,7 @@
 ```
 weights/
   latest                      the version marker: the newest complete version
+  base/                       the model that adapters belong to, where versions are adapters only; as below
   v-INCARNATION-VERSION/
     manifest.json             locked (shared) by whoever reads the version
     model.safetensors         or model-00001-of-00003.safetensors ...
@@ -20,9 +21,11 @@ import msgspec
 
 from forebay.errors import WeightsError
 from forebay.trajectory import PolicyVersion
+from forebay.weights.adapters import AdapterRecord
 
 MARKER_FILE = "latest"
 MANIFEST_FILE = "manifest.json"
+BASE_NAME = "base"
 PARTIAL_PREFIX = ".partial-"
 TRASH_PREFIX = ".trash-"
 FORMAT = 1
@@ -61,6 +64,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         digest: `digest_of` the tensors: equal for bit-identical weights, whatever their version.
         shards: Its files.
         metadata: Free text from the publisher.
+        adapter: What its tensors are adapters on; None if they are whole weights.
     """
 
     format: int
@@ -69,6 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     shards: tuple[Shard, ...]
     metadata: dict[str, str] = {}
+    adapter: AdapterRecord | None = None
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy.typing as npt
-import xxhash
 
 from forebay.errors import WeightsError
 from forebay.telemetry.faults import fault_point
 from forebay.trajectory import PolicyVersion, check_name
+from forebay.weights.adapters import AdapterRecord
 from forebay.weights.layout import (
+    BASE_NAME,
     FORMAT,
     MANIFEST_FILE,
     MARKER_FILE,
@@ -24,14 +24,14 @@ from forebay.weights.layout import (
     TRASH_PREFIX,
     Manifest,
     Marker,
-    Shard,
     list_versions,
     read_marker,
     version_name,
 )
 from forebay.weights.reader import WeightReader
 from forebay.weights.settings import WeightSettings
-from forebay.weights.shard import digest_of, encode
+from forebay.weights.shard import digest_of
+from forebay.weights.writing import sync_directory, write_directory, write_file
 
 
 class WeightPublisher:
@@ -60,6 +60,7 @@ class WeightPublisher:
         version: PolicyVersion,
         tensors: Mapping[str, npt.NDArray[Any]],
         metadata: Mapping[str, str] | None = None,
+        adapter: AdapterRecord | None = None,
     ) -> Path:
         """Write a version, make it visible, and delete what retention no longer keeps.
 
@@ -70,6 +71,7 @@ class WeightPublisher:
             version: Newer than every version published before.
             tensors: By Hugging Face name; read before the call returns, never kept.
             metadata: Free text for the manifest.
+            adapter: Says what `tensors` are adapters on, from `publish_base`; None if they are whole weights.
 
         Returns:
             The version's directory.
@@ -85,19 +87,42 @@ class WeightPublisher:
             )
         try:
             if not self._is_there(version, digest):
-                self._write(version, tensors, digest, dict(metadata or {}))
+                self._write(target.name, version, tensors, digest, dict(metadata or {}), adapter)
             fault_point("weights_written", version.version)
             self._move_marker(version)
             self._retain()
         except OSError as error:
-            self.sweep()
-            raise WeightsError(
-                f"cannot publish {target}: {error.strerror}",
-                got=f"{shutil.disk_usage(self.path).free} bytes free",
-                limit=f"{sum(tensor.nbytes for tensor in tensors.values())} bytes needed",
-                remedy="Free disk space or lower weights.keep_versions.",
-            ) from error
+            raise self._failed(target, tensors, error) from error
         return target
+
+    def publish_base(self, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+        """Write the model that versions are adapters on, once; a resumed publisher finds it there.
+
+        Args:
+            tensors: By Hugging Face name; read before the call returns, never kept.
+
+        Returns:
+            Its digest, for `AdapterRecord.base`.
+
+        Raises:
+            WeightsError: There is another model already, or the disk failed.
+        """
+        digest, target = digest_of(tensors), self.path / BASE_NAME
+        if (target / MANIFEST_FILE).is_file():
+            published = WeightReader(self.path).base_digest()
+            if published != digest:
+                raise WeightsError(
+                    f"{target} holds another model than the adapters are trained on",
+                    got=digest,
+                    limit=published,
+                    remedy="Put the model of model.path back, or start another run.name.",
+                )
+            return digest
+        try:
+            self._write(BASE_NAME, PolicyVersion(0, 0), tensors, digest, {}, None)
+        except OSError as error:
+            raise self._failed(target, tensors, error) from error
+        return digest
 
     def sweep(self) -> int:
         """Delete what a killed publisher left half-written or half-deleted; return how many directories."""
@@ -122,64 +147,43 @@ class WeightPublisher:
             )
         return True
 
+    def _failed(self, target: Path, tensors: Mapping[str, npt.NDArray[Any]], error: OSError) -> WeightsError:
+        self.sweep()
+        return WeightsError(
+            f"cannot publish {target}: {error.strerror}",
+            got=f"{shutil.disk_usage(self.path).free} bytes free",
+            limit=f"{sum(tensor.nbytes for tensor in tensors.values())} bytes needed",
+            remedy="Free disk space or lower weights.keep_versions.",
+        )
+
     def _write(
         self,
+        name: str,
         version: PolicyVersion,
         tensors: Mapping[str, npt.NDArray[Any]],
         digest: str,
         metadata: dict[str, str],
+        adapter: AdapterRecord | None,
     ) -> None:
-        name = version_name(version)
-        partial = self.path / f"{PARTIAL_PREFIX}{name}"
-        partial.mkdir()
-        parts = _split(tensors, self._settings.max_shard_bytes)
-        shards = tuple(
-            self._write_shard(partial / _shard_name(index, len(parts)), part, version)
-            for index, part in enumerate(parts)
-        )
         manifest = Manifest(
             format=FORMAT,
             run_id=self._run_id,
             version=version,
             digest=digest,
-            shards=shards,
+            shards=(),
             metadata=metadata,
+            adapter=adapter,
         )
-        self._write_file(partial / MANIFEST_FILE, [msgspec.json.encode(manifest)])
-        self._sync_directory(partial)
-        partial.rename(self.path / name)
-        self._sync_directory(self.path)
-
-    def _write_shard(
-        self, path: Path, tensors: Mapping[str, npt.NDArray[Any]], version: PolicyVersion
-    ) -> Shard:
-        digest = xxhash.xxh3_128()
-
-        def hashed() -> Iterator[bytes | memoryview]:
-            for piece in encode(tensors):
-                digest.update(piece)
-                yield piece
-                fault_point("weights_writing", version.version)
-
-        num_bytes = self._write_file(path, hashed())
-        return Shard(name=path.name, num_bytes=num_bytes, xxh3=digest.hexdigest())
-
-    def _write_file(self, path: Path, pieces: Iterator[bytes | memoryview] | list[bytes]) -> int:
-        with path.open("xb") as file:
-            num_bytes = sum(file.write(piece) for piece in pieces)
-            if self._settings.durability == "fsync":
-                file.flush()
-                os.fsync(file.fileno())
-        return num_bytes
+        write_directory(self.path / name, manifest, tensors, self._settings)
 
     def _move_marker(self, version: PolicyVersion) -> None:
         if version == self._latest:
             return
         partial = self.path / f"{PARTIAL_PREFIX}{MARKER_FILE}"
         partial.unlink(missing_ok=True)
-        self._write_file(partial, [msgspec.json.encode(Marker(version=version))])
+        write_file(partial, [msgspec.json.encode(Marker(version=version))], self._settings)
         partial.rename(self.path / MARKER_FILE)
-        self._sync_directory(self.path)
+        sync_directory(self.path, self._settings)
         self._latest = version
 
     def _retain(self) -> None:
@@ -198,14 +202,6 @@ class WeightPublisher:
             path.rename(trash)
             shutil.rmtree(trash)
 
-    def _sync_directory(self, path: Path) -> None:
-        if self._settings.durability == "fsync":
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
     def _refuse_other_run(self) -> None:
         if self._latest is None:
             return
@@ -217,23 +213,3 @@ class WeightPublisher:
                 limit=self._run_id,
                 remedy="Choose another run directory.",
             )
-
-
-def _shard_name(index: int, num_shards: int) -> str:
-    if num_shards == 1:
-        return "model.safetensors"
-    return f"model-{index + 1:05d}-of-{num_shards:05d}.safetensors"
-
-
-def _split(
-    tensors: Mapping[str, npt.NDArray[Any]], max_shard_bytes: int
-) -> list[dict[str, npt.NDArray[Any]]]:
-    parts: list[dict[str, npt.NDArray[Any]]] = [{}]
-    filled_bytes = 0
-    for name, tensor in tensors.items():
-        if parts[-1] and filled_bytes + tensor.nbytes > max_shard_bytes:
-            parts.append({})
-            filled_bytes = 0
-        parts[-1][name] = tensor
-        filled_bytes += tensor.nbytes
-    return parts

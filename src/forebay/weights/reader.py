@@ -14,7 +14,9 @@ import xxhash
 
 from forebay.errors import WeightsError
 from forebay.trajectory import PolicyVersion
+from forebay.weights.adapters import AdapterRecord, merge
 from forebay.weights.layout import (
+    BASE_NAME,
     MANIFEST_FILE,
     Manifest,
     Shard,
@@ -45,6 +47,7 @@ class WeightReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._base: tuple[str, Tensors] | None = None
 
     def latest(self) -> PolicyVersion | None:
         """Return the newest published version, or None; costs the read of one small file.
@@ -92,10 +95,19 @@ class WeightReader:
         """
         return self.manifest(version).digest
 
+    def base_digest(self) -> str:
+        """Return the content hash of the model that versions are adapters on.
+
+        Raises:
+            WeightsError: There is none, or its manifest is damaged.
+        """
+        return self._base_manifest().digest
+
     def load(self, version: PolicyVersion | None = None) -> tuple[PolicyVersion, Tensors]:
         """Return a whole, verified version.
 
-        Blocks for the read of the files; no lock is held afterwards.
+        Blocks for the read of the files; no lock is held afterwards. Adapters are merged into their model,
+        which is read once and kept.
 
         Args:
             version: The version wanted; the newest by default. The newest takes the place of a deleted one.
@@ -127,16 +139,25 @@ class WeightReader:
     def hold(self, version: PolicyVersion) -> Iterator[Path]:
         """Verify a version and keep it from being deleted, for a reader that opens its files by itself.
 
+        It must be of whole weights.
+
         Blocks for the read of the files.
 
         Yields:
             The version's directory: safetensors files that stay there until the context ends.
 
         Raises:
-            WeightsError: The version is gone, or a file does not match the manifest.
+            WeightsError: The version is gone, is of adapters only, or a file does not match the manifest.
         """
         try:
             with self._locked(version) as manifest:
+                if manifest.adapter is not None:
+                    raise WeightsError(
+                        f"{version_name(version)} holds adapters only, and whoever opens its files by itself "
+                        "needs whole weights",
+                        got='weights.adapters="separate"',
+                        remedy='Start a run with weights.adapters="merged".',
+                    )
                 directory = self.path / version_name(version)
                 for shard in manifest.shards:
                     _read_verified(directory / shard.name, shard)
@@ -161,11 +182,33 @@ class WeightReader:
             raise _Vanished from None
 
     def _read(self, manifest: Manifest) -> Tensors:
-        tensors: Tensors = {}
-        for shard in manifest.shards:
-            path = self.path / version_name(manifest.version) / shard.name
-            tensors |= decode(_read_verified(path, shard), str(path))
+        tensors = _read_shards(self.path / version_name(manifest.version), manifest)
+        if manifest.adapter is None:
+            return tensors
+        return merge(self._base_of(manifest.adapter), tensors, manifest.adapter.scale)
+
+    def _base_of(self, adapter: AdapterRecord) -> Tensors:
+        if self._base is None:
+            manifest = self._base_manifest()
+            self._base = manifest.digest, _read_shards(self.path / BASE_NAME, manifest)
+        digest, tensors = self._base
+        if digest != adapter.base:
+            raise WeightsError(
+                f"{self.path / BASE_NAME} is another model than the adapters belong to",
+                got=digest,
+                limit=adapter.base,
+            )
         return tensors
+
+    def _base_manifest(self) -> Manifest:
+        source = self.path / BASE_NAME / MANIFEST_FILE
+        try:
+            return parse_manifest(source.read_bytes(), source)
+        except FileNotFoundError:
+            raise WeightsError(
+                f"{source} is missing: the model that published adapters belong to",
+                remedy="Restart the learner: it publishes the model again.",
+            ) from None
 
     def _gone(self, version: PolicyVersion) -> WeightsError:
         return WeightsError(
@@ -173,6 +216,13 @@ class WeightReader:
             got=[version_name(kept) for kept in self.versions()],
             remedy="Raise weights.keep_versions.",
         )
+
+
+def _read_shards(directory: Path, manifest: Manifest) -> Tensors:
+    tensors: Tensors = {}
+    for shard in manifest.shards:
+        tensors |= decode(_read_verified(directory / shard.name, shard), str(directory / shard.name))
+    return tensors
 
 
 def _read_verified(path: Path, shard: Shard) -> npt.NDArray[np.uint8]:

@@ -19,6 +19,11 @@ class WeightSettings(BaseModel):
         "os",
         description="os survives kill -9; fsync also survives power loss, which checkpoints cover already.",
     )
+    adapters: Literal["merged", "separate"] = Field(
+        "merged",
+        description="How a run with model.lora publishes: merged into whole weights, for any generator; or "
+        "separate, the model once and then adapters only, which forebay's generator merges when it loads.",
+    )
     max_shard_bytes: int = Field(
         2**30, ge=2**10, description="Tensors are split over several files beyond this size."
     )

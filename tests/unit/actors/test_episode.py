@@ -55,7 +55,7 @@ def test_times_and_rewards_of_an_episode() -> None:
     assert (trajectory.reward, trajectory.finish, trajectory.terminated) == (1.0, "terminated", True)
     assert [step.reward for step in trajectory.steps] == [None, None, 1.0]
     assert [round(step.environment_s, 6) for step in trajectory.steps] == [1.0, 1.0, 0.0]
-    assert trajectory.admission_s == 3.0
+    assert (trajectory.admission_s, trajectory.reset_s) == (3.0, 0.0)
     assert trajectory.finished_s - trajectory.started_s == pytest.approx(2.15)
     assert trajectory.metrics == {"branches": 0.0, "calls": 2.0, "correct": 1.0, "errors": 0.0}
     assert trajectory.model == "scripted"

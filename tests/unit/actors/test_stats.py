@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from forebay.actors.stats import EpisodeStats
+from forebay.actors.stats import PLACES, EpisodeStats
+from forebay.chat import Message
 from forebay.cli.acting import episode_values
-from forebay.envs.protocol import Action, Outcome
+from forebay.envs.protocol import Action, Observation, Outcome
 from tests.unit.actors.support import (
     Scripted,
     ScriptedGenerator,
@@ -20,6 +21,7 @@ from tests.unit.actors.support import (
     make_store,
     run_until,
     run_virtual,
+    take_all,
 )
 
 
@@ -81,3 +83,31 @@ def test_an_episode_without_a_generator_is_released_and_one_cut_off_is_cancelled
 
 def test_no_episodes_have_no_figures() -> None:
     assert episode_values([]) == {}
+
+
+def test_where_each_live_episode_is_can_be_seen() -> None:
+    async def main() -> None:
+        async def take_a_while(*_: object) -> Observation:
+            await asyncio.sleep(10.0)
+            return Observation((Message("user", "1+1"),))
+
+        async def answer(action: Action) -> Outcome:
+            await asyncio.sleep(5.0)
+            return Outcome(reward=1.0, terminated=True)
+
+        slow = kind(lambda _: Scripted(reset=take_a_while, step=answer))
+        store = make_store([group(0, size=3)])
+        pool = make_pool(store, ScriptedGenerator(delay_s=2.0), slow)
+        await run_until(pool, lambda: store.stats().settled_groups == 1)
+        looks = pool.counters["looks"]
+        # 17 s, of which 10 are the reset, 2 the generator and 5 the environment; looks come twice a second.
+        assert 15 <= looks <= 60
+        assert (
+            pool.counters["seen.reset"] > pool.counters["seen.environment"] > pool.counters["seen.generator"]
+        )
+        assert sum(pool.counters[f"seen.{place}"] for place in PLACES) <= 3 * looks
+        assert pool.counters["seen_squared.reset"] == 3 * pool.counters["seen.reset"]
+        (group_0,) = take_all(store)
+        assert {round(t.reset_s, 6) for t in group_0.trajectories} == {10.0}
+
+    run_virtual(main())

@@ -17,6 +17,7 @@ from benchmarks.staleness_study.generation import Engine
 from benchmarks.staleness_study.problems import Problem, load_problem
 from benchmarks.staleness_study.training import Recipe, Trainer
 from benchmarks.staleness_study.virtual_time import VirtualClock, VirtualLoop
+from forebay.learner.optimizer import OptimizerSettings
 from forebay.objectives.settings import ObjectiveSettings
 from forebay.trajectory import PolicyVersion
 
@@ -61,6 +62,7 @@ def _cell(regime: cells.Regime, lag: int, seed: int = 0) -> Cell:
 
 def test_the_study_has_the_default_objective_of_the_product() -> None:
     assert ObjectiveSettings(**cells.OBJECTIVES["default"]) == ObjectiveSettings()
+    assert cells.OPTIMIZERS["default_drift"] == {"drift_price": OptimizerSettings().drift_price}
 
 
 def test_the_plan_has_each_run_once_and_a_baseline_for_all() -> None:
@@ -173,6 +175,39 @@ def test_results_survive_a_kill_in_the_middle_of_a_line(tmp_path, problem, engin
     assert result.reward == pytest.approx(statistics.fmean(one.reward for one in outcome.evaluations))
 
 
+def test_fresh_data_is_trained_alike_whoever_finds_the_bounds(
+    problem: Problem, engine: Engine, trainer: Trainer
+) -> None:
+    found = ObjectiveSettings(preset="m2po", advantage="group_mean", entropy_coef=0.01)
+    other = Trainer(problem, Recipe(found, 3e-4))
+    bounded, fixed = (
+        controlled.run_controlled(_cell("controlled", 0), problem, engine, one) for one in (other, trainer)
+    )
+    assert bounded.evaluations == fixed.evaluations
+    assert [step.clipped for step in bounded.steps] == [0.0] * 6
+    assert [step.entropy for step in bounded.steps] == pytest.approx([step.entropy for step in fixed.steps])
+
+
+def test_a_longer_run_is_compared_with_a_synchronous_one_of_the_usual_length_and_rate() -> None:
+    longer = Cell("calculator", "default_drift", "wait", 8, 3, 0.5, "long")
+    assert report.baseline_of(longer) == Cell("calculator", "default", "wait", 0, 0)
+    assert report.baseline_of(longer._replace(scale="full")).rate == 0.5
+
+
+def test_trials_judge_nothing_but_are_compared() -> None:
+    first, *_ = cells.TRIAL_SEEDS
+    one = _result("controlled", 0, first, 0.7)
+    base = msgspec.structs.replace(one, cell=one.cell._replace(scale="full"))
+    tried = msgspec.structs.replace(one, reward=0.6, cell=one.cell._replace(scale="long", lag=8))
+    judged = msgspec.structs.replace(tried, reward=0.9, cell=tried.cell._replace(seed=0))
+    own, row = report.rows_of([base, judged, tried])
+    assert (row.trial, row.cell.scale, row.difference.mean) == (True, "long", pytest.approx(-0.1))
+    assert (own.trial, own.reward.count, own.difference.count) == (False, 1, 0)
+    assert "default, 250 steps | controlled | 8 | 1 | 0.600 |" in report.table(
+        [row], "calculator", ("controlled",)
+    )
+
+
 def test_a_page_shows_what_there_is(tmp_path) -> None:
     found = [_result("controlled", 0, 0, 0.7), _result("controlled", 8, 0, 0.6), _result("wait", 0, 0, 0.7)]
     page = tmp_path / "page.md"
@@ -189,6 +224,15 @@ def test_a_chart_puts_values_where_its_axes_say() -> None:
     text = draw(chart)
     assert 'points="64.0,352.0 550.0,36.0"' in text
     assert "a &amp; b" in text
+
+
+def test_a_chart_grows_with_its_legend() -> None:
+    many = tuple(Series(f"s{number}", (Point(0.0, 0.0), Point(1.0, 1.0))) for number in range(25))
+    assert 'viewBox="0 0 790 400"' in draw(Chart("t", "x", "y", many[:3]))
+    text = draw(Chart("t", "x", "y", many))
+    height = float(text.split('viewBox="0 0 790 ')[1].split('"')[0])
+    last = float(text.split(">s24<")[0].rsplit(' y="', 1)[1].split('"')[0])
+    assert last < height - 8.0
 
 
 def _result(regime: cells.Regime, lag: int, seed: int, reward: float) -> results.Result:

@@ -23,6 +23,7 @@ from tests.unit.planner.test_audit import episode, level, slots
 ROOT = Path(__file__).parents[3]
 PROBED = "tests.unit.planner.probed"
 PATIENCE_S = 60.0
+ALONE = ("--part", "environment")
 
 
 def configured(directory: Path, name: str, **more: Any) -> Path:
@@ -79,7 +80,7 @@ def test_an_environment_is_measured_and_added_to_the_profile(tmp_path: Path) -> 
     out = tmp_path / "profile.json"
     fast = configured(tmp_path, "Steady", kwargs={"step_s": 0.01})
     common = ("--concurrency", "1,2", "--seconds", "0.6", "--out", str(out))
-    code, text = forebay("audit", str(fast), *common, "--json")
+    code, text = forebay("audit", str(fast), *ALONE, *common, "--json")
     assert code == 0
     found = json.loads(text[text.index("{") :])
     assert found["interrupted"] is False
@@ -95,13 +96,17 @@ def test_an_environment_is_measured_and_added_to_the_profile(tmp_path: Path) -> 
     profile = read_profile(out)
     assert set(profile.environments) == {"e", "calculator"}
     assert profile.environments["e"].turns.values == (3.0,) * len(profile.environments["e"].turns.values)
-    assert profile.environments["e"].origin.how.startswith(f"forebay audit {fast} --concurrency 1,2")
+    assert profile.environments["e"].origin.how.startswith(
+        f"forebay audit {fast} --part environment --concurrency 1,2 --seconds 0.6"
+    )
 
 
 def test_an_environment_that_always_fails_ends_with_4(tmp_path: Path) -> None:
     path = configured(tmp_path, "Broken")
     out = tmp_path / "p.json"
-    code, text = forebay("audit", str(path), "--concurrency", "8", "--seconds", "30", "--out", str(out))
+    code, text = forebay(
+        "audit", str(path), *ALONE, "--concurrency", "8", "--seconds", "30", "--out", str(out)
+    )
     assert code == 4
     assert re.match(
         r"environment e: all \d+ episodes failed; reset: OSError: no tool server at port 7\. ", text
@@ -111,7 +116,7 @@ def test_an_environment_that_always_fails_ends_with_4(tmp_path: Path) -> None:
 
 def test_an_environment_that_hangs_is_measured_beside_its_timeouts(tmp_path: Path) -> None:
     path = configured(tmp_path, "HangingNow", kwargs={"step_s": 0.01}, step_timeout_s=0.2)
-    code, text = forebay("audit", str(path), "--concurrency", "4", "--seconds", "0.5", "--json")
+    code, text = forebay("audit", str(path), *ALONE, "--concurrency", "4", "--seconds", "0.5", "--json")
     (entry,) = json.loads(text[text.index("{") :])["environments"]
     assert code == 0
     assert set(entry["details"]) == {"step: timeout"}
@@ -120,7 +125,9 @@ def test_an_environment_that_hangs_is_measured_beside_its_timeouts(tmp_path: Pat
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     path = configured(tmp_path, "Steady", kwargs={"step_s": 0.01, "directory": str(tmp_path)})
-    process = child(str(path), "--concurrency", "2", "--seconds", "500", "--out", str(tmp_path / "p.json"))
+    process = child(
+        str(path), *ALONE, "--concurrency", "2", "--seconds", "500", "--out", str(tmp_path / "p.json")
+    )
     try:
         patience_s = time.monotonic() + PATIENCE_S
         while not (tmp_path / "closed").exists() and time.monotonic() < patience_s:
@@ -131,12 +138,12 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert "(interrupted)" in out
+    assert "(interrupted)" in out and "\ninterrupted: the figures are" in out
     assert read_profile(tmp_path / "p.json").environments["e"].num_episodes > 0
 
 
 def test_an_environment_that_blocks_for_good_is_named_with_its_line(tmp_path: Path) -> None:
-    process = child(str(configured(tmp_path, "Stuck", step_timeout_s=0.3)), "--seconds", "60")
+    process = child(str(configured(tmp_path, "Stuck", step_timeout_s=0.3)), *ALONE, "--seconds", "60")
     try:
         _, err = process.communicate(timeout=PATIENCE_S)
     finally:
@@ -205,7 +212,11 @@ def test_only_an_audit_without_a_good_episode_fails() -> None:
 
 
 def test_the_example_profile_can_be_read() -> None:
-    found = read_profile(ROOT / "examples" / "profile.json").environments["calculator"]
+    profile = read_profile(ROOT / "examples" / "profile.json")
+    assert profile.parts == ("environments", "generator", "learner", "store", "weights")
+    assert profile.generator is not None and set(profile.generator.traffic) == {"calculator"}
+    assert profile.learner is not None and profile.learner.levels[-1].trajectories == 128
+    found = profile.environments["calculator"]
     assert [each.concurrency for each in found.levels] == [1, 4, 16, 64]
     assert found.origin.how.startswith("forebay audit examples/calculator.toml")
     # One to three operations and the answer; a second a step, eight in one of twenty.

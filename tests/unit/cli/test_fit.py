@@ -75,6 +75,9 @@ def test_what_does_not_fit_ends_with_the_arithmetic() -> None:
         (("llama3-8b", "--topology", "v5e:4x4", "--mesh", "fsdp=4", "--analytic"), "got 4, limit 16"),
         (("llama3-8b", "--topology", "v5e:4x4", "--remat", "some", "--analytic"), "limit none, dots, full"),
         (("llama3-8b", "--topology", "v5e:4x4", "--tokens", "5000", "--analytic"), "--tokens 4096"),
+        (("llama3-8b", "--topology", "v5e:4x4", "--length", "200000", "--analytic"), "limit 131072"),
+        (("llama3-8b", "--topology", "v5e:4x4", "--mesh", "fsdp=16", "--rows", "8", "--analytic"), "= 16"),
+        (("llama3-8b", "--topology", "v5e:4x4", "--mesh", "tensor=16", "--analytic"), "kv_heads 8"),
         (("llama3-8b", "--topology", "gpu:h100x8"), "Pass --analytic"),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 from forebay.cli.learner_parts import LearnerParts, make_parts
 from forebay.config import load_config
 from forebay.learner.annotations import ProximalLogprobs
+from forebay.learner.clip_bounds import ClipBounds
 from forebay.learner.critic import Critic
 from tests.unit.models import tiny
 
@@ -22,6 +23,8 @@ def parts(*overrides: str) -> LearnerParts:
         (("objective.preset=ppo-critic",), [Critic]),
         (("objective.preset=impala",), [ProximalLogprobs, Critic]),
         (("objective.preset=areal",), [ProximalLogprobs]),
+        (("objective.preset=m2po",), [ProximalLogprobs, ClipBounds]),
+        (("objective.clip_rule=balance", "objective.advantage=gae"), [ProximalLogprobs, Critic, ClipBounds]),
         (
             (
                 "objective.loss=decoupled_ppo",

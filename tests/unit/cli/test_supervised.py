@@ -9,11 +9,12 @@ import pytest
 
 from forebay.batching.supervised import check_lengths
 from forebay.chat import Chat, small_chat
-from forebay.cli.imitating import demonstrations, imitate
+from forebay.cli.imitating import demonstrations, imitate, initial
 from forebay.cli.runs import resolve_model
 from forebay.config import RunConfig, load_config
 from forebay.errors import ConfigError
 from forebay.models.checkpoint_io import load_model, read_tensors
+from forebay.models.hf import to_hf_tensors
 
 TINY = (
     "model.hidden_size=16",
@@ -68,6 +69,15 @@ def test_a_warm_start_in_bfloat16_is_a_model_that_the_next_run_can_name(spoken: 
     with pytest.raises(ConfigError, match="exists already"):
         imitate(settings, tmp_path / "model")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "spoken.jsonl"]
+
+
+def test_adapters_are_trained_and_written_merged(spoken: Path, tmp_path: Path) -> None:
+    settings = config(spoken, "model.lora.rank=2", 'model.lora.targets=["q_proj", "down_proj"]')
+    imitate(settings, tmp_path / "model")
+    model, _ = resolve_model(settings)
+    begun, tensors = to_hf_tensors(initial(settings, model), model), read_tensors(tmp_path / "model")
+    moved = {name for name in begun if not np.array_equal(begun[name], tensors[name])}
+    assert moved == {name for name in begun if "q_proj" in name or "down_proj" in name}
 
 
 def test_nothing_to_imitate_is_refused(tmp_path: Path) -> None:

@@ -167,6 +167,7 @@ def test_completion_round_trip_is_exact() -> None:
         version_spans=(VersionSpan(1, version(4), version(2)), VersionSpan(2, version(5), version(2))),
         finish="context",
         wait_s=0.25,
+        queue_s=0.125,
         generate_s=1.5,
         num_prefilled=7,
         num_cached=5,
@@ -175,7 +176,7 @@ def test_completion_round_trip_is_exact() -> None:
     got = decode_completion(data)
     assert got.tokens.tolist() == [3, 1, 2]
     assert got.logprobs.tobytes() == logprobs.tobytes()
-    for name in ("version_spans", "finish", "wait_s", "generate_s", "num_prefilled", "num_cached"):
+    for name in ("version_spans", "finish", "wait_s", "generate_s", "num_prefilled", "num_cached", "queue_s"):
         assert getattr(got, name) == getattr(sent, name)
     # A client of vLLM sees one of vLLM's reasons.
     assert json.loads(data)["choices"][0]["finish_reason"] == "length"

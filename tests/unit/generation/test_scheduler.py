@@ -54,6 +54,17 @@ def test_tokens_logprobs_and_spans_are_those_of_the_model(bench: Bench) -> None:
     assert (completion.num_prefilled, completion.num_cached) == (6, 0)
 
 
+def test_the_wait_for_a_slot_is_told_apart_from_the_prompt(bench: Bench) -> None:
+    for number in range(3):  # of two slots
+        bench.submit(f"r{number}", [number, 9], max_tokens=2)
+    bench.clock.advance(1.5)
+    assert bench.scheduler.step()
+    bench.clock.advance(2.0)
+    bench.run()
+    assert [bench.answers[f"r{number}"].queue_s for number in range(3)] == [1.5, 1.5, 3.5]
+    assert [bench.answers[f"r{number}"].wait_s for number in range(3)] == [1.5, 1.5, 3.5]
+
+
 def test_more_requests_than_slots_all_end_with_their_own_tokens(bench: Bench) -> None:
     for number in range(7):
         bench.submit(f"r{number}", [number, 9], max_tokens=1 + number)

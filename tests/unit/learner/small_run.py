@@ -14,7 +14,7 @@ import numpy as np
 from forebay.batching.ladder import build_ladder
 from forebay.batching.settings import BatchingSettings
 from forebay.batching.updates import build_updates
-from forebay.clock import SystemClock
+from forebay.clock import Clock, SystemClock
 from forebay.learner.annotations import Annotator
 from forebay.learner.dispatch import Dispatcher
 from forebay.learner.feed import Feed, JournaledBatch, Packer
@@ -74,10 +74,10 @@ def pack(groups, now, forks, packing=b"", *, advantage=None):
     )
 
 
-def open_at(path: Path | None = None) -> RuleStore:
+def open_at(path: Path | None = None, clock: Clock | None = None) -> RuleStore:
     """Open the run's store: on disk, or in memory."""
     settings = StoreSettings(engine="lmdb", path=path, map_bytes=32 << 30, durability="os")
-    return open_store(settings if path else StoreSettings(engine="memory"), RUN, SystemClock())
+    return open_store(settings if path else StoreSettings(engine="memory"), RUN, clock or SystemClock())
 
 
 def answer(slot, version: PolicyVersion) -> Trajectory:
@@ -170,11 +170,11 @@ class ScriptedSource:
     """Dispatches, acts and takes, all in the caller's thread."""
 
     def __init__(
-        self, store: RuleStore, incarnation: int, first: int, last: int, pack: Packer = pack
+        self, store: RuleStore, incarnation: int, first: int, last: int, pack: Packer = pack, **options
     ) -> None:
         self._store = store
         self._dispatcher = make_dispatcher(store, incarnation, last)
-        self._feed = make_feed(store, incarnation, self._dispatcher.repeat, pack)
+        self._feed = make_feed(store, incarnation, self._dispatcher.repeat, pack, **options)
         self._version = first
         self._stopping = threading.Event()
 

@@ -3,14 +3,12 @@ from __future__ import annotations
 import threading
 
 import msgspec
-import pytest
 
 from forebay.learner.batch_values import (
     TrainedTrajectory,
     batch_values,
     environment_values,
     fresh_values,
-    life_values,
     trained_trajectories,
 )
 from forebay.trajectory import PolicyVersion, StepRecord, Trajectory
@@ -25,36 +23,6 @@ def trajectory(*steps: StepRecord, **fields) -> Trajectory:
     (slot,) = store.claim(1, ttl_s=9.0, actor="a", version=PolicyVersion(0, 0))
     made = make_trajectory(slot)
     return msgspec.structs.replace(made, steps=steps, sequences=made.sequences if steps else (), **fields)
-
-
-def test_the_life_of_a_token_weighs_trajectories_by_what_is_trained_of_them() -> None:
-    quick = trajectory(
-        StepRecord(1.0, "stop", 1.0, 2.0, 3.0),
-        StepRecord(1.0, "stop", 0.5, 0.5, 1.0),
-        started_s=100.0, finished_s=110.0, admission_s=0.25,
-    )  # fmt: skip
-    slow = trajectory(started_s=100.0, finished_s=120.0, admission_s=4.25)
-    unused = trajectory(started_s=0.0, finished_s=1000.0)
-    trained = [TrainedTrajectory(quick, 3), TrainedTrajectory(slow, 1), TrainedTrajectory(unused, 0)]
-    assert life_values(trained, started_s=130.0, step_s=8.0) == pytest.approx({
-        "life.admission_s": (3 * 0.25 + 4.25) / 4,
-        "life.generator_queue_s": 3 * 1.5 / 4,
-        "life.generating_s": 3 * 2.5 / 4,
-        "life.environment_s": 3 * 4.0 / 4,
-        "life.other_s": (3 * 2.0 + 20.0) / 4,
-        "life.buffer_s": (3 * 20.0 + 10.0) / 4,
-        "life.training_s": 8.0,
-    })  # fmt: skip
-
-
-def test_a_batch_of_which_nothing_is_trained_has_no_life() -> None:
-    assert life_values([TrainedTrajectory(trajectory(), 0)], started_s=1.0, step_s=1.0) == {}
-
-
-def test_clocks_that_disagree_make_no_part_negative() -> None:
-    early = trajectory(StepRecord(1.0, "stop", 0.0, 2.0, 0.0), started_s=50.0, finished_s=51.0)
-    values = life_values([TrainedTrajectory(early, 1)], started_s=40.0, step_s=1.0)
-    assert (values["life.buffer_s"], values["life.other_s"]) == (0.0, 0.0)
 
 
 def test_each_environment_has_its_own_figures() -> None:
@@ -97,8 +65,7 @@ def test_a_real_batch_says_how_long_its_trajectories_are() -> None:
     act(store)
     batch = make_feed(store, 0).next(0, threading.Event())
     assert [count for _, count in trained_trajectories(batch)] == [5, 5, 5, 5]
-    values = batch_values(batch, started_s=3.0, step_s=0.5)
+    values = batch_values(batch, trained_trajectories(batch))
     assert (values["lengths.trained.p50"], values["lengths.accepted.mean"]) == (5, 5.0)
     assert values["finish.terminated"] == 4
-    assert (values["life.buffer_s"], values["life.other_s"]) == pytest.approx((2.0, 0.7))
     assert values["trajectories.calculator"] == values["trajectories"] == 4

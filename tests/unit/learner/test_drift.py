@@ -70,7 +70,30 @@ def test_a_step_that_is_not_finite_leaves_the_averages_alone() -> None:
         np.testing.assert_array_equal(mine, other)
 
 
+def test_an_update_that_is_told_no_sums_changes_nothing() -> None:
+    priced, plain = (make_optimizer(OptimizerSettings(drift_price=price)) for price in (0.1, 0.0))
+    gradients = {"weight": jnp.array([0.3, -0.1])}
+    state = priced.init(gradients)
+    updates, after = priced.update(gradients, state, gradients)
+    np.testing.assert_array_equal(
+        updates["weight"], plain.update(gradients, plain.init(gradients), gradients)[0]["weight"]
+    )
+    assert float(rate_scale(after)) == 1.0
+
+
+def test_drift_has_a_price_unless_it_is_zero() -> None:
+    assert OptimizerSettings().drift_price == 0.1
+    stale = sums(0.0, 0.1)
+    for price, scale in ((0.1, 0.25), (0.0, 1.0)):
+        settings = OptimizerSettings(learning_rate=0.1, drift_price=price)
+        optimizer = make_optimizer(settings)
+        state = new_state({"weight": jnp.array([1.0])}, optimizer)
+        given = Accumulator({"weight": jnp.array([0.3])}, stale)
+        *_, stats = apply_gradients(state, given, optimizer=optimizer, schedule=make_schedule(settings))
+        assert float(stats.learning_rate) == pytest.approx(0.1 * scale)
+
+
 def test_an_optimizer_without_a_price_has_no_scale() -> None:
-    plain = make_optimizer(OptimizerSettings())
+    plain = make_optimizer(OptimizerSettings(drift_price=0.0))
     assert float(rate_scale(plain.init({"weight": jnp.ones(2)}))) == 1.0
     assert isinstance(optax.with_extra_args_support(plain), optax.GradientTransformationExtraArgs)

@@ -12,8 +12,9 @@ from forebay.objectives.dapo import has_signal
 from forebay.staleness import Choice, OutstandingGroup
 from forebay.store.accounting import count_lost
 from forebay.telemetry.causes import CauseClock
+from forebay.telemetry.residence import BatchStamps
 from forebay.trajectory import PolicyVersion
-from tests.unit.learner.small_run import act, make_dispatcher, make_feed, open_at
+from tests.unit.learner.small_run import act, make_dispatcher, make_feed, open_at, pack
 from tests.unit.store.builders import make_trajectory
 
 GO = threading.Event()
@@ -36,6 +37,19 @@ def test_a_batch_is_in_the_journal_before_it_is_handed_out(store) -> None:
     assert store.journal() == (batch.entry,)
     assert [group.spec.group_id for group in batch.groups] == ["g0", "g1"]
     assert sum(update.counts.tokens for update in batch.updates) > 0
+
+
+def test_a_batch_says_when_it_was_taken_and_recorded(store) -> None:
+    act(store)
+    clock = ManualClock(500.0)
+
+    def pack_slowly(*arguments):
+        clock.advance(2.0)
+        return pack(*arguments)
+
+    batch = make_feed(store, 0, pack=pack_slowly, clock=clock).next(0, GO)
+    assert batch is not None
+    assert batch.stamps == BatchStamps(taken_wall_s=500.0, taken_s=500.0, recorded_s=502.0)
 
 
 def test_it_waits_until_it_is_stopped_and_says_for_what(store) -> None:

@@ -5,7 +5,9 @@ import pytest
 
 from forebay.clock import ManualClock
 from forebay.learner.bare import BareSpeed, full_rows
+from forebay.learner.lives import Lives
 from forebay.learner.meter import Meter, count_repeated, summarize_run, surviving_lines
+from forebay.telemetry.life_log import LifeLog
 from forebay.telemetry.metrics import MetricsWriter, read_metrics
 from forebay.telemetry.spans import TimeStrip
 from forebay.trajectory import PolicyVersion
@@ -36,17 +38,24 @@ def measured(tmp_path):
     """Five batches trained by hand on a clock by hand: 3 s of step, 1 s of waiting."""
     clock = ManualClock()
     strip = TimeStrip(clock)
-    store = open_at()
+    store = open_at(clock=clock)
     store.rewind(0)
     bare = BareSpeed()
     bare.calibrate(programs(), programs().init_state(tiny.params()), {b: full_rows(b, 4) for b in LADDER})
     path = tmp_path / "metrics.jsonl"
-    with MetricsWriter(path, clock) as writer:
+    with MetricsWriter(path, clock) as writer, LifeLog(tmp_path / "life.jsonl", clock) as log:
         meter = Meter(
-            writer, strip, bare, lambda: 0, store.stats, 1, clock, lambda: {"episodes": 0.75, "packing": 0.25}
+            writer,
+            strip,
+            bare,
+            lambda: 0,
+            store.stats,
+            1,
+            Lives(log, clock),
+            lambda: {"episodes": 0.75, "packing": 0.25},
         )
         learner = make_learner(account=meter, publish=lambda v, _: store.publish(v, incarnation=0))
-        source = ScriptedSource(store, 0, 0, 5)
+        source = ScriptedSource(store, 0, 0, 5, clock=clock)
         for _ in range(5):
             with strip.span("starved"):
                 batch = source.next()
@@ -74,7 +83,7 @@ def test_each_batch_leaves_one_whole_line(measured) -> None:
     assert (second["wait.episodes_s"], second["wait.packing_s"]) == (0.75, 0.25)
     assert second["trajectories.calculator"] == 4
     assert second["life.generating_s"] == pytest.approx(0.1)
-    assert 0.0 < second["life.buffer_s"] <= 7.0  # they ended at 1 s, and this step began before 8 s
+    assert second["life.buffer_s"] == pytest.approx(3.0)  # they ended at 1 s, and were taken at 4 s
 
 
 def test_c71_each_interval_has_its_own_rate_and_padding_its_own_name(measured) -> None:
@@ -87,7 +96,13 @@ def test_c71_each_interval_has_its_own_rate_and_padding_its_own_name(measured) -
 def test_the_summary_leaves_the_first_batches_out_of_utilization_only(measured) -> None:
     meter, strip, store, path = measured
     summary = summarize_run(
-        meter, strip.read(), store.stats(), path, max_staleness=4, group_size=2, compiles=0
+        meter,
+        strip.read(),
+        store.stats(),
+        path,
+        max_staleness=4,
+        group_size=2,
+        compiles=0,
     )
     assert (summary.steps, summary.trained, summary.lost, summary.repeated) == (5, 20, 0, 0)
     assert summary.busy == pytest.approx(0.75)
@@ -97,6 +112,8 @@ def test_the_summary_leaves_the_first_batches_out_of_utilization_only(measured) 
     assert summary.goodput == pytest.approx(meter.bare.seconds(meter.window.work) / 16.0)
     assert summary.accepted == 20
     assert (summary.staleness_max, summary.staleness_mean) == (4, 2.0)  # all were sampled by version 0
+    assert summary.life is not None
+    assert (summary.life.all.trajectories, summary.life.all.tokens) == (20, 100)  # warm-up counts here
     assert meter.window.batches == 4
     assert meter.window.environment_steps == 16
     assert summary.env_s == pytest.approx(meter.window.environment_s / 16)
@@ -105,11 +122,25 @@ def test_the_summary_leaves_the_first_batches_out_of_utilization_only(measured) 
 def test_lines_of_a_process_that_died_count_once(measured) -> None:
     meter, strip, store, path = measured
     before = summarize_run(
-        meter, strip.read(), store.stats(), path, max_staleness=4, group_size=2, compiles=0
+        meter,
+        strip.read(),
+        store.stats(),
+        path,
+        max_staleness=4,
+        group_size=2,
+        compiles=0,
     )
     with MetricsWriter(path, ManualClock()) as writer:
         last = list(read_metrics(path))[-1]
         writer.write(5, {name: value for name, value in last.items() if name not in ("step", "time_s")})
-    after = summarize_run(meter, strip.read(), store.stats(), path, max_staleness=4, group_size=2, compiles=0)
+    after = summarize_run(
+        meter,
+        strip.read(),
+        store.stats(),
+        path,
+        max_staleness=4,
+        group_size=2,
+        compiles=0,
+    )
     assert (after.steps, after.trained, after.repeated) == (before.steps, before.trained, 0)
     assert PolicyVersion(0, after.steps) == store.stats().published

@@ -81,9 +81,8 @@ def test_step_stats() -> None:
     change = jax.tree.map(np.subtract, snapshot(state.params), before)
     norm = np.sqrt(sum((leaf.astype(np.float64) ** 2).sum() for leaf in jax.tree.leaves(change)))
     np.testing.assert_allclose(stats.update_norm, norm, rtol=1e-4)
-    np.testing.assert_allclose(
-        stats.learning_rate, training.OPTIMIZER.learning_rate / 2
-    )  # warm-up of 2 steps
+    warm_up = training.OPTIMIZER.learning_rate / 2  # half-way through two steps of warm-up
+    np.testing.assert_allclose(stats.learning_rate, warm_up)
     assert stats.sums.tokens == training.ROWS.loss_mask.sum()
     assert int(state.step) == 1
 

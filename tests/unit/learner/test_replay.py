@@ -53,6 +53,7 @@ def test_a_batch_is_made_again_from_the_stored_frames(store) -> None:
     once, again = (remake(entry, store.read_group, pack) for _ in range(2))
     assert once.updates[0].digest == again.updates[0].digest
     assert [group.spec.group_id for group in again.groups] == ["g0", "g1"]
+    assert again.stamps is None  # its trajectories have lived already
 
 
 def test_the_fork_moves_to_what_was_made_again_exactly(store, caplog) -> None:

@@ -15,6 +15,7 @@ from forebay.planner.distribution import Distribution, constant, pooled, sampled
 from forebay.planner.profile import (
     EnvironmentProfile,
     Profile,
+    conflicts,
     merge_profiles,
     read_profile,
     require,
@@ -28,7 +29,8 @@ def test_a_profile_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     written = profile(step_s=sampled([0.5, 1.5, 4.0]), weights_s=0.2, store=True)
     write_profile(path, written)
     assert read_profile(path) == written
-    assert '\n "format": 1' in path.read_text()
+    text = path.read_text()
+    assert '\n "format": 1' in text and '"values": [0.5, 1.5, 4.0]\n' in text
 
 
 def test_parts_of_several_files_come_together_and_the_last_counts() -> None:
@@ -39,6 +41,21 @@ def test_parts_of_several_files_come_together_and_the_last_counts() -> None:
     assert sorted(merged.environments) == ["games", "tools"]
     assert merged.learner == learner_only.learner and merged.store == whole.store
     assert merged.parts == ("environments", "generator", "learner", "store")
+
+
+def test_long_measurements_take_few_lines(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    written = profile(step_s=sampled([1e-6 * number for number in range(1000)]))
+    write_profile(path, written)
+    assert read_profile(path) == written
+    assert len(path.read_text().splitlines()) < 300
+
+
+def test_what_two_profiles_hold_is_a_conflict() -> None:
+    whole = profile(store=True)
+    other = Profile(environments={"games": environment()}, store=whole.store)
+    assert conflicts([whole]) == [] and conflicts([whole, other]) == ["store"]
+    assert conflicts([whole, Profile(environments={"tools": environment()})]) == ["environments.tools"]
 
 
 def test_a_missing_part_is_named() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.planner.distribution import sampled
+from forebay.planner.distribution import constant, sampled
 from forebay.planner.profile import Profile
 from forebay.planner.scenario import Scenario
 from forebay.planner.simulation import Outcome, simulate
@@ -34,6 +35,20 @@ def test_a_synchronous_run_takes_every_time_in_turn() -> None:
     assert outcome.busy == pytest.approx(2.0 / (2.0 + 0.5 + 0.125 + EPISODE_S), abs=1e-9)
     assert outcome.staleness_max == 0
     assert outcome.steps_per_s == pytest.approx(1.0 / 6.375, abs=1e-9)
+
+
+def test_credit_is_free_once_weights_are_visible() -> None:
+    """A member that is claimed in the meantime would begin with weights that do not sample yet."""
+    found = profile(overhead_s=0.5, weights_s=0.125)
+    weights = found.weights
+    assert weights is not None
+    slow = msgspec.structs.replace(weights, first_token_s=constant(0.75), publish_s=constant(0.5))
+    outcome = run(msgspec.structs.replace(found, weights=slow), max_staleness=0)
+    # The environment is reset while the weights load: nothing is won, for its first call waits for them.
+    assert outcome.steps_per_s == pytest.approx(1.0 / (2.0 + 0.5 + 0.75 + EPISODE_S), abs=1e-9)
+    slow = msgspec.structs.replace(weights, first_token_s=constant(0.75), publish_s=constant(0.75))
+    outcome = run(msgspec.structs.replace(found, weights=slow), max_staleness=0)
+    assert outcome.steps_per_s == pytest.approx(1.0 / (2.0 + 0.5 + 0.75 + EPISODE_S), abs=1e-9)
 
 
 def test_enough_episodes_in_flight_keep_the_learner_busy() -> None:

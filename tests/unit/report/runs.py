@@ -67,7 +67,7 @@ def line(computing: float = 3.0, starved: float = 1.0, **values: Any) -> dict[st
 
 def new_values(environment: str = "calc") -> dict[str, Any]:
     """Return what newer versions of the program record besides."""
-    life = {"admission": 0.1, "generator_queue": 0.2, "generating": 0.7, "environment": 4.0, "other": 0.0}
+    life = {"reset": 0.1, "generator_queue": 0.2, "generating": 0.7, "environment": 4.0, "other": 0.0}
     latencies = {"step_s": (1.0, 2.0, 3.0, 4.0), "episode_s": (2.0, 6.0, 8.0, 9.0)}
     return {
         **{f"life.{place}_s": value for place, value in (life | {"buffer": 2.0, "training": 3.0}).items()},

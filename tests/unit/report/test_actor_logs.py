@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from forebay.clock import ManualClock
 from forebay.report.actor_logs import actor_log_paths, read_actor_logs
 from forebay.telemetry.metrics import MetricsWriter
@@ -57,3 +59,22 @@ def test_rotated_logs_come_first_and_damaged_lines_are_skipped(tmp_path) -> None
 def test_nothing_logged_is_nothing_known(tmp_path) -> None:
     logs = read_actor_logs(actor_log_paths(tmp_path / "absent"), 0.0, 1.0)
     assert (logs.bins, logs.live, logs.num_actors) == ((), None, 0)
+
+
+def test_what_actors_saw_of_their_episodes_adds_up_over_processes_and_restarts(tmp_path) -> None:
+    def looks(number: int, seen: int, squared: int) -> dict[str, int]:
+        return {"looks": number, "seen.environment": seen, "seen_squared.environment": squared}
+
+    # What came before the first line may have come before the window. Then two, then four inside at ten looks
+    # each; restarted, then ten looks at nothing.
+    counts = [looks(5, 500, 500), looks(15, 520, 540), looks(25, 560, 700), looks(10, 0, 0)]
+    write(tmp_path / "actor-0.jsonl", counts)
+    # Always three, but it died after ten looks of thirty.
+    write(tmp_path / "actor-1.jsonl", [looks(0, 0, 0), looks(10, 30, 90)])
+    logs = read_actor_logs(actor_log_paths(tmp_path), 1000.0, 1015.0)
+    flow = logs.inside["environment"]
+    assert (flow.samples, flow.seen) == (30, 90.0)
+    variances = (200 / 30 - (60 / 30) ** 2) + (90 / 30 - (30 / 30) ** 2)
+    assert flow.seen_squared == pytest.approx(30 * (variances + 3.0**2))
+    later = read_actor_logs(actor_log_paths(tmp_path), 1004.0, 1010.0)
+    assert (later.inside["environment"].samples, later.inside["environment"].seen) == (10, 40.0)

@@ -4,13 +4,10 @@ import msgspec
 import pytest
 
 from forebay.report.columns import rounded, tables_of
-from forebay.report.data_panels import (
-    environment_panel,
-    life_panel,
-    staleness_panel,
-)
+from forebay.report.data_panels import environment_panel, staleness_panel
 from forebay.report.episode_panels import failures_panel, lengths_panel
 from forebay.report.learner_panels import batches_panel, learning_panel, time_panel, use_panel
+from forebay.report.life_panels import life_panel
 from forebay.report.load import load_run
 from forebay.report.overview import comparison_of, configuration_panel, figures_of, head_of
 from forebay.report.panels import Bars, Chart, Histogram, Note, Ranges, Strips, Table
@@ -109,7 +106,7 @@ def test_the_life_of_a_token_adds_up(new, old) -> None:
     (bars,) = parts(panel, Bars)
     assert bars.rows[0].total == "10 s"
     assert sum(segment.share for segment in bars.rows[0].segments) == pytest.approx(1.0)
-    assert bars.rows[0].segments[3].value == "4.00 s · 40.0 %"
+    assert bars.rows[0].segments[0].value == "4.10 s · 41.0 %"  # with its reset
     assert "not recorded by old" in notes(panel)
 
 

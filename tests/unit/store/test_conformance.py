@@ -56,6 +56,22 @@ class TestDispatchAndClaim:
         assert claim(store) == []
         assert store.stats().leased_slots == 5
 
+    def test_an_environment_is_claimed_as_if_it_were_alone(self, store: Store) -> None:
+        names = ("slow", "fast", "slow", "fast")
+        specs = [make_spec(serial, environment=name) for serial, name in enumerate(names)]
+        store.dispatch(specs, incarnation=0)
+
+        def members(environment: str | None, num: int) -> list[tuple[str, int]]:
+            slots = store.claim(num, ttl_s=10.0, actor="a", version=FIRST, environment=environment)
+            return [(slot.group_id, slot.member) for slot in slots]
+
+        assert members("fast", 3) == [("g1", 0), ("g1", 1), ("g3", 0)]
+        assert members("fast", 9) == [("g3", 1)]
+        assert members("fast", 9) == members("unknown", 9) == []
+        assert members(None, 3) == [("g0", 0), ("g0", 1), ("g2", 0)]
+        assert members("slow", 9) == [("g2", 1)]
+        assert store.audit() == ()
+
     def test_slot_carries_the_task_and_its_deadlines(self, store: Store, clock: ManualClock) -> None:
         store.dispatch([make_spec(0, min_version=PolicyVersion(0, 3), deadline_s=60.0)], incarnation=0)
         clock.advance(5.0)
@@ -149,8 +165,9 @@ class TestPut:
         assert (counters["accepted"], counters["duplicate"], counters["late"]) == (1, 1, 1)
         assert [t.trajectory_id for t in store.read_group("g0").trajectories] == ["a"]
 
-    def test_what_is_read_back_is_what_was_put(self, store: Store) -> None:
+    def test_what_is_read_back_is_what_was_put(self, store: Store, clock: ManualClock) -> None:
         store.dispatch([make_spec(0, group_size=1)], incarnation=0)
+        clock.advance(2.5)
         (slot,) = claim(store)
         put = make_trajectory(slot, num_tokens=5000)
         store.put(put, slot)
@@ -159,6 +176,7 @@ class TestPut:
         np.testing.assert_array_equal(got.sequences[0].tokens, put.sequences[0].tokens)
         assert encode(got) == encode(put)
         assert taken.spec == make_spec(0, group_size=1)
+        assert taken.dispatched_s == store.read_group("g0").dispatched_s == 1000.0
 
     def test_c42_one_result_is_stored_when_a_lease_expired_under_its_actor(
         self, store: Store, clock: ManualClock

@@ -37,6 +37,11 @@ def row() -> dict:
     return to_row(make_trajectory(slot), spec.task, "open", None)
 
 
+def test_a_row_of_an_older_version_lacks_what_it_did_not_know() -> None:
+    old = {name: value for name, value in row().items() if name != "reset_s"}
+    assert from_row(old).reset_s is None
+
+
 def test_what_is_no_row_is_refused() -> None:
     good = row()
     assert from_row(good).trajectory_id == "g0.0.0"

@@ -69,7 +69,9 @@ def test_a_busy_learner_needs_no_change() -> None:
 def test_an_environment_that_starves_the_learner_is_named_with_both_remedies() -> None:
     # L + W = 62 / 20 = 3.1 s; lambda = 64 / 3.1 = 20.65 a second; E[T] = 6 s: N* = 124.
     # The slowest of a batch: 2 * exp(0.8428 * 2.159) = 12.3 s = 3.98 batches, and a half: 5.
-    verdict = judge(window(62.0, 38.0, life_s={"admission": 0.5, "generating": 0.5, "environment": 5.0}))
+    verdict = judge(
+        window(62.0, 38.0, life_s={"admission": 99.0, "reset": 0.5, "generating": 0.5, "environment": 5.0})
+    )
     check(
         verdict, "environment", "starved 38 % of the last 5 min", "environment `calculator` p95 6.1 s a step"
     )
@@ -187,7 +189,7 @@ def test_failing_environments_come_before_starvation() -> None:
 
 
 def test_episodes_that_time_out_in_the_generators_queue_are_too_many() -> None:
-    life = {"generator_queue": 6.0, "generating": 1.0, "environment": 2.0, "admission": 1.0}
+    life = {"generator_queue": 6.0, "generating": 1.0, "environment": 2.0, "reset": 1.0, "admission": 9.0}
     verdict = judge(window(failures={"timeout": 640}, life_s=life, live_episodes=450.0))
     # 6 of 10 s are the queue: four tenths of 450 episodes make as many a second without it.
     check(verdict, "failures", "they wait 6.0 s for the generator", "in flight to 180 (now 450)")
@@ -246,7 +248,8 @@ def test_a_run_without_a_batch_says_what_it_has() -> None:
 
 
 def test_a_window_knows_the_mean_time_of_an_episode_from_what_it_has() -> None:
-    assert window(life_s={"environment": 4.0, "buffer": 9.0, "admission": 0.5}).episode_s == 4.5
+    life = {"environment": 4.0, "buffer": 9.0, "admission": 7.0, "reset": 0.5}
+    assert window(life_s=life).episode_s == 4.5  # before its claim it is no episode
     assert window(live_episodes=60.0, accepted_per_s=20.0).episode_s == 3.0
     assert window().episode_s == 2.0
     assert window(environments=()).episode_s is None

@@ -19,6 +19,7 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from forebay.learner.fit.chips import Topology, parse_topology
+from forebay.learner.fit.estimates import read_estimate
 from forebay.learner.fit.hlo import read_collectives
 from forebay.learner.fit.jobs import Failure, Job, Message, Phase, Program, Sent
 from forebay.learner.optimizer import OptimizerSettings
@@ -66,7 +67,7 @@ def compile_job(job: Job) -> Iterator[Message]:
                 raise
             yield Program(name, time.monotonic() - began_s, refusal=str(error)[:_MAX_REFUSAL])
         else:
-            yield _described(name, compiled, job, time.monotonic() - began_s)
+            yield describe(name, compiled, job, time.monotonic() - began_s)
 
 
 def compute_settings(remat: str, platform: str) -> ComputeSettings:
@@ -119,8 +120,17 @@ def _lower_decode(job: Job, config: ModelConfig, device: Any) -> Any:
     return step.lower(*arguments)
 
 
-def _described(name: str, compiled: Any, job: Job, compile_s: float) -> Program:
-    memory = compiled.memory_analysis()
+def describe(name: str, compiled: Any, job: Job, compile_s: float) -> Program:
+    """Return what the compiler says of a program.
+
+    Args:
+        name: Which one.
+        compiled: A `jax.stages.Compiled`, or what has its `memory_analysis` and `as_text`.
+        job: What it was compiled for.
+        compile_s: Seconds that it took.
+    """
+    memory, text = compiled.memory_analysis(), _text_of(compiled)
+    estimate = read_estimate(text or "")
     return Program(
         name=name,
         compile_s=compile_s,
@@ -129,15 +139,25 @@ def _described(name: str, compiled: Any, job: Job, compile_s: float) -> Program:
         alias_bytes=memory.alias_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
         code_bytes=memory.generated_code_size_in_bytes,
-        collectives=_collectives(compiled, job) if name != "decode" else (),
+        collectives=None if text is None else _collectives(text, job),
+        cycles=estimate.cycles,
+        kernel_flops=estimate.kernel_flops,
     )
 
 
-def _collectives(compiled: Any, job: Job) -> tuple[Sent, ...] | None:
+def _text_of(compiled: Any) -> str | None:
+    """Return the text of a program; None if this JAX cannot read what its compiler wrote.
+
+    A libtpu newer than JAX may write instructions that JAX does not know; memory is known all the same.
+    """
     try:
-        text = compiled.as_text()
+        text: str = compiled.as_text()
     except jax.errors.JaxRuntimeError:
         return None
+    return text
+
+
+def _collectives(text: str, job: Job) -> tuple[Sent, ...]:
     sizes = {axis: job.mesh.get(axis, 1) for axis in MESH_AXIS_NAMES}
     return tuple(Sent(one.axis, one.kind, one.count, one.bytes) for one in read_collectives(text, sizes))
 

@@ -20,6 +20,8 @@ from forebay.errors import ConfigError
 Platform = Literal["tpu", "gpu", "cpu"]
 GIB: Final = 1 << 30
 MAX_CHIPS: Final = 1024
+# Along each of the first two dimensions of the network.
+_HOST_CHIPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,11 @@ class Chip:
         memory_bytes: What programs may use of the memory of one device. For TPUs this is what libtpu says.
         memory_bytes_per_s: Of a whole chip.
         link_bytes_per_s: Of one link to a neighbor, one way.
+        clock_hz: Cycles of a core a second.
         num_dims: Dimensions of the network: chips have two neighbors in each. 0: all reach all at that rate.
         ring_multiple: A dimension is a ring if its length is a multiple of this, else a line.
         devices_per_chip: Devices that JAX sees of one chip.
+        max_chips: Most that one network links, or that are sized here.
     """
 
     name: str
@@ -44,21 +48,23 @@ class Chip:
     memory_bytes: int
     memory_bytes_per_s: float
     link_bytes_per_s: float
+    clock_hz: float
     num_dims: int
     ring_multiple: int = 1
     devices_per_chip: int = 1
+    max_chips: int = MAX_CHIPS
 
 
 CHIPS: Final = {
     chip.name: chip
     for chip in (
-        Chip("v4", "tpu", 275e12, int(30.75 * GIB), 1.2e12, 45e9, 3, 4),
-        Chip("v5e", "tpu", 197e12, int(15.75 * GIB), 819e9, 50e9, 2, 16),
-        Chip("v5p", "tpu", 459e12, int(95.73 * GIB), 2.765e12, 100e9, 3, 4),
-        Chip("v6e", "tpu", 918e12, int(31.24 * GIB), 1.638e12, 100e9, 2, 16),
-        Chip("tpu7x", "tpu", 2307e12, int(94.74 * GIB), 7.38e12, 100e9, 3, 4, 2),
-        Chip("h100", "gpu", 989e12, 79 * GIB, 3.35e12, 450e9, 0),
-        Chip("cpu", "cpu", 1e11, 16 * GIB, 2e10, 1e10, 0),
+        Chip("v4", "tpu", 275e12, int(30.75 * GIB), 1.2e12, 45e9, 1.05e9, 3, 4),
+        Chip("v5e", "tpu", 197e12, int(15.75 * GIB), 819e9, 50e9, 1.5e9, 2, 16, max_chips=256),
+        Chip("v5p", "tpu", 459e12, int(95.73 * GIB), 2.765e12, 100e9, 1.75e9, 3, 4),
+        Chip("v6e", "tpu", 918e12, int(31.24 * GIB), 1.638e12, 100e9, 1.75e9, 2, 16, max_chips=256),
+        Chip("tpu7x", "tpu", 2307e12, int(94.74 * GIB), 7.38e12, 100e9, 2.2e9, 3, 4, 2),
+        Chip("h100", "gpu", 989e12, 79 * GIB, 3.35e12, 450e9, 1.83e9, 0),
+        Chip("cpu", "cpu", 1e11, 16 * GIB, 2e10, 1e10, 3e9, 0),
     )
 }
 _EXAMPLES: Final = "v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, gpu:h100x8, cpu:8"
@@ -136,6 +142,13 @@ def parse_topology(name: str) -> Topology:
         raise ConfigError(
             f"a topology of {kind} chips is {kind}:{form}", got=name, remedy=f"For example: {_EXAMPLES}."
         )
-    if math.prod(dims) > MAX_CHIPS:
-        raise ConfigError("too many chips", got=f"{name} = {math.prod(dims)}", limit=MAX_CHIPS)
+    if math.prod(dims) > chip.max_chips:
+        raise ConfigError("too many chips", got=f"{name} = {math.prod(dims)}", limit=chip.max_chips)
+    if chip.platform == "tpu" and any(size % _HOST_CHIPS for size in dims[:2]):
+        raise ConfigError(
+            f"{kind} chips come in hosts of 2 x 2",
+            got=name,
+            limit="even numbers in the first two dimensions",
+            remedy=f"For example: {_EXAMPLES}.",
+        )
     return Topology(name, chip, dims)

@@ -27,6 +27,7 @@ from forebay.learner.fit.jobs import Failure, Job, Message, Phase, Program
 Tell = Callable[[str], None]
 _CHILD: Final = "forebay.learner.fit.child"
 _COMPILED_PACKAGES: Final = ("models", "learner", "objectives")
+_OF_FIT: Final = ("child.py", "hlo.py", "estimates.py")
 _BEAT_S: Final = 30.0
 _LAST_WORDS: Final = 2000
 _WITHOUT: Final = (
@@ -36,7 +37,7 @@ _WITHOUT: Final = (
 
 
 class Compiler:
-    """Compiles jobs, each at most once: results are kept in a directory.
+    """Compiles programs, each at most once: results are kept in a directory.
 
     Args:
         directory: Of the results; made when there is one.
@@ -55,29 +56,34 @@ class Compiler:
             ConfigError: Nothing here compiles for the topology.
             PeerFailedError: The process failed, or took too long.
         """
-        path = self._directory / f"{_key(job)}.json"
-        kept = self._kept(path)
-        if kept is not None:
-            return kept
-        check_compiler(topology)
-        programs = {program.name: program for program in self._run(job, topology)}
-        missing = set(job.programs) - set(programs)
+        found = {name: self._kept(job, name) for name in job.programs}
+        missing = tuple(name for name in job.programs if found[name] is None)
         if missing:
-            raise PeerFailedError(f"the compiler said nothing of {', '.join(sorted(missing))}")
-        self._keep(path, programs)
+            check_compiler(topology)
+            for program in self._run(msgspec.structs.replace(job, programs=missing), topology):
+                # At once: what comes next may fail, or be stopped.
+                self._keep(job, program)
+                found[program.name] = program
+        programs = {name: program for name, program in found.items() if program is not None}
+        if len(programs) < len(found):
+            raise PeerFailedError(f"the compiler said nothing of {', '.join(found.keys() - programs.keys())}")
         return programs
 
-    def _kept(self, path: Path) -> dict[str, Program] | None:
+    def _kept(self, job: Job, name: str) -> Program | None:
         try:
-            return msgspec.json.decode(path.read_bytes(), type=dict[str, Program])
+            return msgspec.json.decode(self._path(job, name).read_bytes(), type=Program)
         except (OSError, msgspec.DecodeError):
             return None
 
-    def _keep(self, path: Path, programs: dict[str, Program]) -> None:
+    def _keep(self, job: Job, program: Program) -> None:
+        path = self._path(job, program.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(msgspec.json.encode(programs))
+            file.write(msgspec.json.encode(program))
         Path(file.name).replace(path)
+
+    def _path(self, job: Job, name: str) -> Path:
+        return self._directory / f"{_key(job.only(name))}.json"
 
     def _run(self, job: Job, topology: Topology) -> Iterator[Program]:
         with tempfile.TemporaryFile() as said, _start(topology, said) as process:
@@ -170,7 +176,7 @@ def _key(job: Job) -> str:
     for package in _COMPILED_PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             # Of fit itself, only what compiles and reads the text counts.
-            if path.parent.name != "fit" or path.name in ("child.py", "hlo.py"):
+            if path.parent.name != "fit" or path.name in _OF_FIT:
                 parts += [str(path.relative_to(root)).encode(), path.read_bytes()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 

@@ -60,7 +60,7 @@ def read_collectives(text: str, mesh_sizes: Mapping[str, int]) -> tuple[Collecti
         Counts and bytes that one device sends, loops multiplied by their trips. A loop whose number of trips
         the text does not say counts once.
     """
-    computations, entry = _split(text)
+    computations, entry = split_program(text)
     counts: Counter[tuple[str, str]] = Counter()
     sent: Counter[tuple[str, str]] = Counter()
     for found, times in _walk(entry, computations, 1):
@@ -74,8 +74,8 @@ def read_collectives(text: str, mesh_sizes: Mapping[str, int]) -> tuple[Collecti
     )
 
 
-def _split(text: str) -> tuple[dict[str, list[str]], str]:
-    """Cut a program into its computations; return them by name, and which one is the entry."""
+def split_program(text: str) -> tuple[dict[str, list[str]], str]:
+    """Cut a program into its computations; return their lines by name, and which one is the entry."""
     computations: dict[str, list[str]] = {}
     current: list[str] = []
     entry = ""
@@ -93,10 +93,10 @@ def _walk(name: str, computations: Mapping[str, Sequence[str]], times: int) -> I
     """Yield what a computation runs, itself or by calling others, and how often."""
     pieces: set[tuple[str, str]] = set()
     for line in computations.get(name, ()):
-        loop = _LOOP.search(line)
+        loop = loop_of(line, computations)
         found = _collective(line)
         if loop is not None:
-            yield from _walk(loop[2], computations, times * _trips(line, computations.get(loop[1], ())))
+            yield from _walk(loop[0], computations, times * loop[1])
         elif found is not None:
             yield found, times
         elif " fusion(" in line:
@@ -106,7 +106,7 @@ def _walk(name: str, computations: Mapping[str, Sequence[str]], times: int) -> I
                     pieces.add(_identity(piece))
                     yield fused, times
         else:
-            for called in _called(line):
+            for called in called_by(line):
                 yield from _walk(called, computations, times)
 
 
@@ -119,7 +119,14 @@ def _fused(line: str, computations: Mapping[str, Sequence[str]]) -> Iterator[tup
                 yield from _fused(piece, computations)
 
 
-def _called(line: str) -> list[str]:
+def loop_of(line: str, computations: Mapping[str, Sequence[str]]) -> tuple[str, int] | None:
+    """Return which computation a loop repeats, and how often; None if the line is no loop."""
+    loop = _LOOP.search(line)
+    return None if loop is None else (loop[2], _trips(line, computations.get(loop[1], ())))
+
+
+def called_by(line: str) -> list[str]:
+    """Return the computations that a line calls, branches among them."""
     if " async-done(" in line or " async-update(" in line:
         return []
     branches = _BRANCHES.search(line)

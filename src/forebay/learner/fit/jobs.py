@@ -35,6 +35,21 @@ class Job(msgspec.Struct, frozen=True):
     remat: str
     num_slots: int = 1
 
+    def only(self, program: str) -> Job:
+        """Return what one of the programs depends on: the optimizer's, for example, on no rows.
+
+        Example:
+            >>> job = Job({}, "v5e:4x4", ("accumulate", "apply"), {"fsdp": 16}, 32, 4096, "full")
+            >>> job.only("apply") == msgspec.structs.replace(job, rows=64, remat="dots").only("apply")
+            True
+        """
+        if program == "accumulate":
+            return msgspec.structs.replace(self, programs=(program,), num_slots=1)
+        alone = msgspec.structs.replace(self, programs=(program,), rows=0, remat="")
+        if program == "decode":
+            return msgspec.structs.replace(alone, mesh={})
+        return msgspec.structs.replace(alone, length=0, num_slots=1)
+
 
 class Sent(msgspec.Struct, frozen=True):
     """Collectives of one kind over one axis that a program runs; see `work.Collective`."""
@@ -64,6 +79,9 @@ class Program(msgspec.Struct, frozen=True, tag="program"):
         code_bytes: Of the program itself.
         collectives: What it sends; None if its text could not be read, as with a libtpu of another JAX.
         refusal: Why the compiler refused; the numbers are 0 then.
+        cycles: What the compiler thinks that its operations take, one after the other, loops included; the
+            network and kernels written by hand are not in it. 0 if the text does not say.
+        kernel_flops: Floating-point operations that kernels written by hand say they do.
     """
 
     name: str
@@ -75,6 +93,8 @@ class Program(msgspec.Struct, frozen=True, tag="program"):
     code_bytes: int = 0
     collectives: tuple[Sent, ...] | None = ()
     refusal: str | None = None
+    cycles: int = 0
+    kernel_flops: int = 0
 
     @property
     def peak_bytes(self) -> int:

@@ -117,6 +117,21 @@ def refusal(config: ModelConfig, mesh: MeshSettings) -> str | None:
     return None
 
 
+def check_length(config: ModelConfig, length: int) -> None:
+    """Refuse rows that the model has no positions for.
+
+    Raises:
+        ConfigError: They are longer than its context.
+    """
+    if length > config.max_position:
+        raise ConfigError(
+            "rows are longer than the model's context",
+            got=length,
+            limit=config.max_position,
+            remedy="Lower --length.",
+        )
+
+
 def check_plan(config: ModelConfig, plan: Plan) -> None:
     """Refuse a plan that cannot be compiled.
 
@@ -133,16 +148,11 @@ def check_plan(config: ModelConfig, plan: Plan) -> None:
             limit=f"a multiple of {plan.mesh.length_multiple}",
             remedy="Change --length, or lower context or tensor.",
         )
-    if plan.length > config.max_position:
-        raise ConfigError(
-            "rows are longer than the model's context",
-            got=plan.length,
-            limit=config.max_position,
-            remedy="Lower --length.",
-        )
+    check_length(config, plan.length)
     if plan.rows % plan.mesh.row_multiple:
         raise ConfigError(
             "the mesh cannot split the rows",
             got=plan.rows,
             limit=f"a multiple of data x fsdp x expert = {plan.mesh.row_multiple}",
+            remedy="Change --rows or --mesh.",
         )

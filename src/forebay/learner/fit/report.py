@@ -15,6 +15,8 @@ from forebay.learner.fit.work import Collective, active_parameters
 from forebay.models.config import ModelConfig
 
 _MILLION = 1_000_000
+_HOUR_S = 3600
+_BY = {"compiler": "by the compiler", "analytic": "by arithmetic"}
 
 
 class BytesPerChip(msgspec.Struct, frozen=True):
@@ -72,7 +74,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All that is known of a model on a topology; the JSON object."""
+    """All that is known of a model on a topology; the JSON object; `docs/reference/fit.md` explains it."""
 
     model: str
     topology: str
@@ -89,12 +91,14 @@ class Report(msgspec.Struct, frozen=True):
     active_params: int
     bytes_per_chip: BytesPerChip
     limit_bytes: int
+    arithmetic_peak_bytes: int
     fits: bool
     explanation: str
     flops_per_step: float
     step_s_roofline: float
     bound: str
     roofline: Times
+    compiler_computing_s: float | None
     assumptions: tuple[str, ...]
     tokens_per_s: float
     flops_of_peak: float
@@ -131,10 +135,8 @@ def make_report(
     """
     candidate, verdict = outcome.candidate, outcome.verdict
     plan, work, line = candidate.plan, candidate.work, candidate.roofline
-    per_step = None
-    if price_per_chip_hour is not None:
-        per_step = price_per_chip_hour * topology.num_chips * line.step_s / 3600
-    peak_flops = topology.flops_per_s * topology.num_devices * line.step_s
+    price = price_per_chip_hour
+    per_step = None if price is None else price * topology.num_chips * line.step_s / _HOUR_S
     return Report(
         model=model,
         topology=topology.name,
@@ -151,15 +153,17 @@ def make_report(
         active_params=num_parameters(config) - _idle_parameters(config),
         bytes_per_chip=_bytes_per_chip(verdict, topology),
         limit_bytes=topology.chip.memory_bytes * topology.chip.devices_per_chip,
+        arithmetic_peak_bytes=candidate.memory.peak * topology.chip.devices_per_chip,
         fits=verdict.fits,
         explanation=verdict.explain(),
         flops_per_step=work.model_flops,
         step_s_roofline=line.step_s,
         bound=line.bound,
         roofline=Times(line.compute_s, line.memory_s, dict(line.network_s)),
+        compiler_computing_s=verdict.computing_s,
         assumptions=ASSUMPTIONS,
         tokens_per_s=plan.tokens / line.step_s,
-        flops_of_peak=work.model_flops / peak_flops,
+        flops_of_peak=work.model_flops / (topology.flops_per_s * topology.num_devices * line.step_s),
         cost_per_step=per_step,
         cost_per_million_tokens=None if per_step is None else per_step / plan.tokens * _MILLION,
         collectives_source="analytic" if verdict.collectives is None else verdict.source,
@@ -184,7 +188,7 @@ def to_text(report: Report) -> str:
 def _lines(report: Report) -> Iterator[str]:
     mesh = " x ".join(f"{name} {size}" for name, size in report.mesh.items() if size > 1) or "one device"
     fits = "fits" if report.fits else f"does NOT fit with {HEADROOM:.0%} free"
-    judge = "by the compiler" if report.source == "compiler" else "by arithmetic only, not compiled"
+    judge = _BY[report.source] + ("" if report.source == "compiler" else " only, not compiled")
     yield f"{report.model} on {report.topology} ({report.chips} chips): {fits}, {judge}"
     yield f"  {report.params / 1e9:.2f} B parameters, {report.active_params / 1e9:.2f} B of them active"
     yield f"  mesh {mesh}; remat {report.remat}"
@@ -195,11 +199,17 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"memory of a chip, GiB of {report.limit_bytes / GIB:.2f}"
     for name in BytesPerChip.__struct_fields__:
         yield f"  {name:<14}{getattr(report.bytes_per_chip, name) / GIB:9.2f}"
-    yield "a step at best (roofline)"
+    if report.source == "compiler":
+        said = report.arithmetic_peak_bytes
+        error = said / report.bytes_per_chip.peak - 1
+        yield f"  arithmetic said{said / GIB:8.2f} at the peak, {error:+.1%}"
+    yield f"a step at best (roofline); {report.flops_per_step:.3g} operations, recomputation left out"
     yield f"  {'compute':<14}{report.roofline.compute_s:9.3f} s"
     yield f"  {'memory':<14}{report.roofline.memory_s:9.3f} s"
     for axis, seconds in report.roofline.network_s.items():
         yield f"  {axis:<14}{seconds:9.3f} s"
+    if report.compiler_computing_s is not None:
+        yield f"  the compiler thinks that computing and memory take {report.compiler_computing_s:.3f} s"
     yield (
         f"  {report.step_s_roofline:.3f} s, {report.bound} bound: {report.tokens_per_s:,.0f} tokens/s,"
         f" {report.flops_of_peak:.0%} of peak"
@@ -207,10 +217,11 @@ def _lines(report: Report) -> Iterator[str]:
     if report.cost_per_step is not None and report.cost_per_million_tokens is not None:
         each = f"{report.cost_per_million_tokens:.3f} a million tokens"
         yield f"  cost {report.cost_per_step:.4f} a step, {each}"
-    yield "  assumes: " + "; ".join(report.assumptions)
-    yield f"collectives of a step, sent by a device ({report.collectives_source})"
+    yield "  assuming that:"
+    yield from (f"    {one}" for one in report.assumptions)
+    yield f"collectives of a step, and what a device sends, {_BY[report.collectives_source]}"
     for one in report.collectives:
-        yield f"  {one.axis:<14}{one.kind:<20}{one.count:8d} {one.bytes / GIB:10.3f} GiB"
+        yield f"  {one.axis:<14}{one.kind:<20}{one.count:8,d} times {one.bytes / GIB:10.3f} GiB"
     if report.generator is not None:
         yield _decoding(report.generator)
 
@@ -219,7 +230,7 @@ def _decoding(found: Generator) -> str:
     fits = "fits" if found.fits else "does NOT fit"
     return (
         f"decoding {found.num_slots} slots of {found.length:,} tokens on one device: {fits},"
-        f" by {found.source}: {found.peak_bytes / GIB:.2f} of {found.limit_bytes / GIB:.2f} GiB"
+        f" {_BY[found.source]}: {found.peak_bytes / GIB:.2f} of {found.limit_bytes / GIB:.2f} GiB"
         f" (weights {found.weight_bytes / GIB:.2f}, cache {found.cache_bytes / GIB:.2f})"
     )
 

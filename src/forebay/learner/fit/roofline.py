@@ -22,9 +22,9 @@ from forebay.learner.fit.work import Work
 from forebay.models.settings import MeshSettings
 
 ASSUMPTIONS: Final = (
-    "published peaks, in bfloat16",
+    "chips reach their published peaks, in bfloat16",
     "computing, memory and network overlap perfectly",
-    "a mesh axis has whole dimensions of the network if its size is a product of some, else one",
+    "a mesh axis has whole dimensions of the network if its size is a product of some, else one link",
     "every row is one sequence; packed rows attend to less",
 )
 

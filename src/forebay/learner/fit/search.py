@@ -14,14 +14,15 @@ from typing import Final
 from forebay.errors import ConfigError
 from forebay.learner.fit.chips import Topology
 from forebay.learner.fit.memory import Memory, estimate_memory
-from forebay.learner.fit.plan import REMATS, Plan, Remat, check_plan, refusal
+from forebay.learner.fit.plan import REMATS, Plan, Remat, check_length, check_plan, refusal
 from forebay.learner.fit.roofline import Roofline, roofline
 from forebay.learner.fit.verdict import HEADROOM, Verdict, by_arithmetic
 from forebay.learner.fit.work import Work, count_work
 from forebay.models.config import ModelConfig
 from forebay.models.settings import ComputeSettings, MeshSettings
 
-_MAX_ROWS_OF_SHARD: Final = 64
+# Rows that a shard may have: all numbers of three bits, so that the next is at most a quarter more.
+_ROWS_OF_SHARD: Final = tuple(sorted({lead << bit for lead in (4, 5, 6, 7) for bit in range(5)} | {1, 2, 3}))
 # Rows that one device has room for; beyond, they are split over a context axis too.
 _LONG_ROW: Final = 32_768
 _MAX_TENSOR: Final = 32
@@ -41,12 +42,14 @@ class Wanted:
         mesh: The mesh; None to have meshes searched.
         tokens: Tokens of a step; None for as many as a single micro-batch can have.
         remat: The remat policy; None to have all tried.
+        rows: Rows of a micro-batch; None for as many as fit.
     """
 
     length: int
     mesh: MeshSettings | None = None
     tokens: int | None = None
     remat: Remat | None = None
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +128,9 @@ def rank_candidates(config: ModelConfig, topology: Topology, wanted: Wanted) -> 
     """Return all plans that can be compiled, the fastest by arithmetic first.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is none, or rows are longer than the model's context.
     """
+    check_length(config, wanted.length)
     compute = ComputeSettings(compute_dtype="bfloat16")
     plans = list(_plans(config, topology, wanted))
     if not plans:
@@ -176,9 +180,10 @@ def _plans(config: ModelConfig, topology: Topology, wanted: Wanted) -> Iterator[
 
 def _micro_batches(mesh: MeshSettings, wanted: Wanted) -> Iterator[tuple[int, int]]:
     """Yield rows of a micro-batch, and how many of it a step has."""
-    powers = [1 << bit for bit in range(_MAX_ROWS_OF_SHARD.bit_length())]
-    for factor in sorted({*powers, *(3 * power // 2 for power in powers[1:])}):
-        rows = factor * mesh.row_multiple
+    multiple = mesh.row_multiple
+    for rows in [multiple * factor for factor in _ROWS_OF_SHARD] if wanted.rows is None else [wanted.rows]:
+        if wanted.mesh is None and rows % multiple:
+            continue
         if wanted.tokens is None:
             yield rows, 1
         elif wanted.tokens % (rows * wanted.length) == 0:
@@ -211,13 +216,13 @@ def _outcome(ranked: list[Candidate], tried: dict[Candidate, Verdict], topology:
 
 
 def _no_plan(config: ModelConfig, topology: Topology, wanted: Wanted) -> ConfigError:
-    multiple = wanted.length * (wanted.mesh.row_multiple if wanted.mesh is not None else 1)
-    if wanted.tokens is None or (wanted.mesh is None and wanted.tokens % wanted.length == 0):
+    multiple = wanted.length * (wanted.rows or (wanted.mesh.row_multiple if wanted.mesh is not None else 1))
+    if wanted.tokens is None or wanted.tokens % multiple == 0:
         return ConfigError(
             "no mesh divides the model and its rows",
             got=f"{topology.num_devices} devices, rows of {wanted.length} tokens",
             limit=f"{config.num_kv_heads} key-value heads, width {config.hidden_size}",
-            remedy="Change --length or the topology.",
+            remedy="Change --length, --rows or the topology.",
         )
     return ConfigError(
         "the tokens of a step are not whole rows for every shard",

@@ -31,6 +31,7 @@ class Verdict:
         collectives: Of a step, by the same source; None if it did not say.
         compile_s: Seconds that the compiler took.
         refusal: What the compiler said when it refused.
+        computing_s: Seconds that the compiler thinks a step computes; None if it did not say.
     """
 
     source: Literal["compiler", "analytic"]
@@ -39,6 +40,7 @@ class Verdict:
     collectives: tuple[Collective, ...] | None = None
     compile_s: float = 0.0
     refusal: str | None = None
+    computing_s: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -82,8 +84,8 @@ def by_compiler(
     accumulate, apply = programs["accumulate"], programs["apply"]
     refusal = accumulate.refusal or apply.refusal
     peak = max(
-        _needed(accumulate, estimate.parameters + estimate.gradients) + estimate.optimizer,
-        _needed(apply, estimate.resident),
+        needed_bytes(accumulate, estimate.parameters + estimate.gradients) + estimate.optimizer,
+        needed_bytes(apply, estimate.resident),
     )
     moving = max(0, peak - estimate.resident)
     activations = min(estimate.activations, moving)
@@ -101,10 +103,17 @@ def by_compiler(
         _of_step(accumulate, apply, micro_batches),
         accumulate.compile_s + apply.compile_s,
         refusal,
+        _computing_s(accumulate, apply, topology, micro_batches),
     )
 
 
-def _needed(program: Program, argument_bytes: int) -> int:
+def needed_bytes(program: Program, argument_bytes: int) -> int:
+    """Return what a program needs while it runs, as far as the compiler says.
+
+    Args:
+        program: One that was compiled, or refused.
+        argument_bytes: Of what goes in; a refusal may speak of temporaries only.
+    """
     if program.refusal is None:
         return program.peak_bytes
     wanted = exhausted(program.refusal)
@@ -122,6 +131,15 @@ def _of_step(accumulate: Program, apply: Program, micro_batches: int) -> tuple[C
             count, size = counts.get((one.axis, one.kind), (0, 0))
             counts[one.axis, one.kind] = count + times * one.count, size + times * one.bytes
     return tuple(Collective(*key, *counts[key]) for key in sorted(counts))
+
+
+def _computing_s(accumulate: Program, apply: Program, topology: Topology, micro_batches: int) -> float | None:
+    """Return the compiler's cycles in seconds, kernels written by hand at the chip's peak."""
+    if not accumulate.cycles or not apply.cycles:
+        return None
+    cycles = micro_batches * accumulate.cycles + apply.cycles
+    flops = micro_batches * accumulate.kernel_flops + apply.kernel_flops
+    return cycles / topology.chip.clock_hz + flops / topology.flops_per_s
 
 
 def _gib(size: int) -> str:

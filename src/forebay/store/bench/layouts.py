@@ -14,7 +14,7 @@ import msgspec
 
 from forebay.store.bench import limits, mailbox, redis_server, workload
 from forebay.store.bench.figures import Figures, summarize
-from forebay.store.bench.processes import SPAWN, Role, run_processes, sleep_until
+from forebay.store.bench.processes import SPAWN, Role, Sample, run_processes, sleep_until
 
 STORES: Final = ("lmdb_fsync", "lmdb_os", "redis_always", "redis_everysec")
 ENGINES: Final = (*STORES, "mp_queue")
@@ -104,7 +104,27 @@ def _run(
     return summarize(writers, readers if has_reader else (), layout.window_s, spent[1] - spent[0])
 
 
-def _store_tasks(layout: Layout, settings: dict[str, Any], puts_per_s: float, drains: bool) -> Tasks:
+def sample_store(
+    layout: Layout, settings: dict[str, Any], run_id: str, puts_per_s: float = 0.0
+) -> list[Sample]:
+    """Let processes write to a store as actors do, and one read it; return what each writer did.
+
+    Args:
+        layout: How; its directory is not looked at.
+        settings: The store's settings, as JSON types; it is made if it is not there, and stays.
+        run_id: The run whose store it is.
+        puts_per_s: Rate of all writers together; 0 for as fast as possible.
+
+    Raises:
+        StoreError: A process failed, or does not answer.
+    """
+    tasks = _store_tasks(layout, settings, puts_per_s, drains=False, run_id=run_id)
+    return run_processes(tasks, layout.warm_s, layout.window_s)[: layout.writers]
+
+
+def _store_tasks(
+    layout: Layout, settings: dict[str, Any], puts_per_s: float, drains: bool, run_id: str = workload.RUN_ID
+) -> Tasks:
     roomy = {"capacity_bytes": _CAPACITY_BYTES, "retained_capacity_bytes": _CAPACITY_BYTES}
     job = workload.Job(
         settings=settings | roomy,
@@ -114,6 +134,7 @@ def _store_tasks(layout: Layout, settings: dict[str, Any], puts_per_s: float, dr
         puts_per_s=puts_per_s / layout.writers,
         drains=drains,
         writers=layout.writers,
+        run_id=run_id,
     )
     return [*_writers(workload.write, job, layout.writers), (workload.read, job)]
 

@@ -6,6 +6,7 @@ All of them read the same monotonic clock, so that a window is the same time for
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -196,6 +197,8 @@ def run_processes(
 
 
 def _run_role(role: Role, job: Any, pipe: Connection) -> None:
+    # Ctrl-C is for the process that started this one, which ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe.send(tuple(role(job, Gate(pipe))))
 
 

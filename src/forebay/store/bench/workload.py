@@ -46,6 +46,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         number: Which writer it is.
         drains: Whether the reader only removes what arrived, as that of a bare baseline does.
         writers: How many writers there are.
+        run_id: The run whose store it is.
     """
 
     settings: dict[str, Any]
@@ -56,6 +57,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
     drains: bool = False
     writers: int = 1
+    run_id: str = RUN_ID
 
     @property
     def held_slots(self) -> int:
@@ -74,7 +76,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def open(self) -> Store:
         """Open the store."""
-        return open_store(StoreSettings(**self.settings), RUN_ID)
+        return open_store(StoreSettings(**self.settings), self.run_id)
 
 
 def make_branch(payload_bytes: int) -> Branch:

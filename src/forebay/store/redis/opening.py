@@ -16,6 +16,7 @@ from forebay.store.redis.view import RedisView
 from forebay.store.settings import StoreSettings
 
 _MAX_SKEW_S: Final = 5.0
+_SCAN_COUNT: Final = 1000
 
 
 def open_redis(settings: StoreSettings, run_id: str, clock: Clock) -> RedisStore:
@@ -51,6 +52,28 @@ def view_redis(settings: StoreSettings, run_id: str, clock: Clock) -> RedisView:
         view.check_owner(run_id)
         undone.pop_all()
     return view
+
+
+def forget_redis(settings: StoreSettings, run_id: str) -> int:
+    """Delete everything that a server holds of a run; return how many keys that were.
+
+    Nobody else may work on the store of that run.
+
+    Raises:
+        StoreError: The server is away.
+    """
+    server = Server(settings, run_id, greet_reader)
+    num_keys, cursor = 0, b"0"
+    try:
+        while True:
+            found: list[bytes]
+            cursor, found = server.read("SCAN", cursor, "MATCH", f"{server.prefix}*", "COUNT", _SCAN_COUNT)
+            if found:
+                num_keys += int(server.ask("UNLINK", *found))
+            if int(cursor) == 0:
+                return num_keys
+    finally:
+        server.close()
 
 
 def _check_clock(server: Server, clock: Clock) -> None:

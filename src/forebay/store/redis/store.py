@@ -62,16 +62,19 @@ class RedisStore:
         # The last step that the server has acknowledged to this learner: it must never be seen to be missing.
         self._known_step = -1
 
-    def claim(self, max_slots: int, *, ttl_s: float, actor: str, version: PolicyVersion) -> tuple[Slot, ...]:
+    def claim(
+        self,
+        max_slots: int,
+        *,
+        ttl_s: float,
+        actor: str,
+        version: PolicyVersion,
+        environment: str | None = None,
+    ) -> tuple[Slot, ...]:
         """Lease members; see `TaskSource.claim`."""
+        who, serves = actor.replace("\0", ""), pack_version(version)
         packed, *encoded = self._server.run(
-            scripts.CLAIM,
-            self._now_s(),
-            max_slots,
-            ttl_s,
-            actor.replace("\0", ""),
-            *pack_version(version),
-            _token(),
+            scripts.CLAIM, self._now_s(), max_slots, ttl_s, who, *serves, _token(), environment or ""
         )
         return unpack_slots(packed, encoded, self._run_id)
 

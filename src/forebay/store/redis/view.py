@@ -131,6 +131,7 @@ class RedisView:
                 decode_spec(spec_key(name), spec),
                 tuple((i, next(frames)) for i, _ in members),
                 self._server.run_id,
+                dispatched_s=group.dispatched_s,
             )
             for name, group, spec, members in zip(group_ids, records, specs, wanted, strict=True)
         ]

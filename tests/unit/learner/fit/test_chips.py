@@ -32,6 +32,9 @@ def test_topologies_count_chips_and_devices(name: str, chips: int, devices: int)
         ("v5e:0x4", "v5e:AxB"),
         ("v5e", "v5e:AxB"),
         ("v5p:16x16x16", "limit 1024"),
+        ("v6e:16x32", "limit 256"),
+        ("v5p:3x4x4", "even numbers in the first two dimensions"),
+        ("v5e:1x1", "hosts of 2 x 2"),
         ("gpu:h100", "no such topology"),
     ],
 )

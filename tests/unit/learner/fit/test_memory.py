@@ -32,7 +32,14 @@ def test_state_of_70b_on_64_chips_by_hand() -> None:
     assert memory.activations == pytest.approx(80 * 1024 * 8192 * 2, rel=0.1)
     assert memory.peak == memory.resident + memory.activations + memory.temporary
     # What a compiler made of this step needed 21 GiB without the accumulator.
-    assert 20 * GIB < memory.peak < 30 * GIB
+    assert 25 * GIB < memory.peak < 30 * GIB
+
+
+def test_the_peak_of_a_large_step_is_near_what_a_compiler_says() -> None:
+    memory = estimate_memory(load_model("llama3-70b"), _plan(MeshSettings(fsdp=16, tensor=4), 512), COMPUTE)
+    # libtpu 0.0.42.1, v5p:4x4x4: arguments, temporaries and code; and the moments, which it does not know of.
+    compiled = 8_822_997_504 + 96_794_083_456 + 36_484_608 + memory.optimizer
+    assert memory.peak == pytest.approx(compiled, rel=0.02)
 
 
 def test_less_is_kept_the_more_is_recomputed() -> None:
@@ -65,8 +72,8 @@ def test_state_is_what_the_programs_of_the_learner_have(mesh: MeshSettings) -> N
     memory = estimate_memory(config, Plan(mesh, 8, 64, 1, "full"), COMPUTE)
     state = programs.abstract_state
     assert _shard_bytes(state.params) == memory.parameters
-    # Adam counts its steps twice, in four bytes each.
-    assert _shard_bytes(state.opt_state) == memory.optimizer + 8
+    # Optimizers count their steps, in four bytes each time.
+    assert 0 < _shard_bytes(state.opt_state) - memory.optimizer <= 32
 
 
 def _shard_bytes(tree: object) -> int:

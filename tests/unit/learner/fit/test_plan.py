@@ -54,7 +54,10 @@ def test_a_mesh_that_cannot_split_the_model_is_named(mesh: MeshSettings, why: st
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        (Plan(MeshSettings(fsdp=4), 6, 128, 1, "full"), "limit a multiple of data x fsdp x expert = 4"),
+        (
+            Plan(MeshSettings(fsdp=4), 6, 128, 1, "full"),
+            "limit a multiple of data x fsdp x expert = 4). Change --rows",
+        ),
         (Plan(MeshSettings(context=4), 1, 100, 1, "full"), "limit a multiple of 8"),
         (Plan(MeshSettings(), 1, 1 << 18, 1, "full"), "limit 131072"),
     ],

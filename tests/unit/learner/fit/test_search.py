@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -104,11 +105,25 @@ def test_all_remat_policies_and_sizes_of_micro_batches_are_ranked() -> None:
     assert math.isclose(min(one.rank[0] for one in ranked), ranked[0].rank[0], rel_tol=0.03)
 
 
+def test_given_rows_leave_one_size_of_micro_batch() -> None:
+    ranked = rank_candidates(LLAMA, V5P, Wanted(4096, tokens=1 << 20, rows=32))
+    assert {(one.plan.rows, one.plan.micro_batches) for one in ranked} == {(32, 8)}
+    assert len({one.plan.mesh for one in ranked}) > 1, "meshes and remat policies are still searched"
+
+
+def test_the_next_number_of_rows_is_at_most_a_quarter_more() -> None:
+    ranked = rank_candidates(LLAMA, V5P, Wanted(4096, MeshSettings(fsdp=4), remat="full"))
+    rows = sorted(one.plan.rows // 4 for one in ranked)
+    assert rows[0] == 1 and rows[-1] > 64
+    assert all(more <= 1.25 * fewer for fewer, more in itertools.pairwise(rows) if fewer >= 4)
+
+
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
         (Wanted(4096, tokens=100_000), "--tokens 98304"),
         (Wanted(4096, MeshSettings(fsdp=4), tokens=4096), "limit a multiple of 16384"),
+        (Wanted(4096, tokens=1 << 20, rows=24), "limit a multiple of 98304"),
     ],
 )
 def test_tokens_that_are_not_whole_rows_are_refused_with_a_number_that_is(wanted: Wanted, said: str) -> None:

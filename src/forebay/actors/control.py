@@ -1,0 +1,265 @@
+"""Places for episodes: a fixed number of them, or as many as the controllers allow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple, Protocol
+
+from forebay.actors.controller import Decision, Demand
+from forebay.actors.lanes import Lanes
+from forebay.actors.levels import Turn
+from forebay.actors.settings import ActorSettings
+from forebay.actors.slot_run import LiveSlot, Watcher
+from forebay.actors.store_access import StoreAccess
+from forebay.errors import ConfigError
+from forebay.staleness import Shares
+from forebay.store.protocol import Slot, StoreStats
+from forebay.telemetry.trace import OFF, Tracer
+from forebay.trajectory import PolicyVersion
+
+# Failures are looked at soon, but together.
+_SOON_S: Final = 0.05
+_log = logging.getLogger(__name__)
+
+
+class BatchDemand(NamedTuple):
+    """What the learner takes at a time.
+
+    Attributes:
+        shares: The environments and their weights.
+        groups: Groups of a batch, as the store holds them.
+        group_size: Episodes of a group.
+    """
+
+    shares: Shares
+    groups: int
+    group_size: int
+
+
+class Places(Protocol):
+    """Who says how many episodes may begin.
+
+    Attributes:
+        watcher: Who is to be told what episodes do, if that matters.
+    """
+
+    watcher: Watcher | None
+
+    async def run(self) -> None:
+        """Do what is to be done beside the episodes, until canceled."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """Return totals by name."""
+        ...
+
+    def gauges(self) -> dict[str, float]:
+        """Return how many episodes of each environment may run now, if that is not fixed."""
+        ...
+
+    def wanted(self, live: Iterable[LiveSlot]) -> list[tuple[str | None, int]]:
+        """Return the places to fill now: environment, or None for any, and how many."""
+        ...
+
+    def claimed(self, environment: str | None, asked: int, got: int) -> None:
+        """Note what a claim brought."""
+        ...
+
+
+class FixedPlaces:
+    """So many places, for whatever environment.
+
+    Args:
+        number: How many.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.watcher: Watcher | None = None
+
+    async def run(self) -> None:
+        """There is nothing to be done."""
+
+    def counters(self) -> dict[str, int]:
+        """Nothing is counted."""
+        return {}
+
+    def gauges(self) -> dict[str, float]:
+        """Nothing changes."""
+        return {}
+
+    def wanted(self, live: Iterable[LiveSlot]) -> list[tuple[str | None, int]]:
+        """Return how many places are free; a member that rests has none."""
+        free = self._number - sum(not one.resting for one in live)
+        return [(None, free)] if free > 0 else []
+
+    def claimed(self, environment: str | None, asked: int, got: int) -> None:
+        """Nothing depends on it."""
+
+
+class Control:
+    """As many places as keep the learner fed.
+
+    Consumes: what episodes do, and what the store shows. Waits for: the time of the next look, or a failure.
+    Unblocked by: either. Produces: decisions.
+
+    Args:
+        lanes: The controllers.
+        store: Where the learner's demand is seen.
+        batches: What the learner takes at a time.
+        period_s: Time between two looks.
+        live: The slots that the process holds.
+        now_s: Monotonic clock.
+        wake: Called after a look: there may be more places.
+        tracer: Records decisions and the numbers allowed.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        store: StoreAccess,
+        batches: BatchDemand,
+        *,
+        period_s: float,
+        live: Callable[[], Iterable[LiveSlot]],
+        now_s: Callable[[], float],
+        wake: Callable[[], None],
+        tracer: Tracer = OFF,
+    ) -> None:
+        self.lanes = lanes
+        self._store, self._batches, self._period_s = store, batches, period_s
+        self._live, self._now_s, self._wake, self._tracer = live, now_s, wake, tracer
+        self._failed = asyncio.Event()
+        self.watcher: Watcher | None = self
+
+    def wanted(self, live: Iterable[LiveSlot]) -> list[tuple[str | None, int]]:
+        """Return the places to fill, by environment."""
+        return [(one.environment, one.free) for one in self.lanes.wanted(self._now_s(), _count(live))]
+
+    def claimed(self, environment: str | None, asked: int, got: int) -> None:
+        """Note whether the store had as much work as was asked for."""
+        if environment is not None:
+            self.lanes.claimed(environment, asked, got)
+
+    def turn(self, environment: str, turn: Turn) -> None:
+        """Note a turn that has ended."""
+        self.lanes.turn(environment, turn)
+
+    def ended(self, environment: str, duration_s: float) -> None:
+        """Note an episode that has ended with a result."""
+        self.lanes.ended(environment, duration_s)
+
+    def failed(self, environment: str) -> None:
+        """Note a reset or step that has failed, and look at it soon."""
+        self.lanes.failed(environment)
+        self._failed.set()
+
+    async def run(self) -> None:
+        """Look and decide until canceled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._period_s):
+                    await self._failed.wait()
+                    await asyncio.sleep(_SOON_S)
+            self._failed.clear()
+            snapshot = await self._store.stats()
+            live = _count(self._live())
+            demand = demand_of(snapshot, self._batches, live.total())
+            now_s = self._now_s()
+            for environment, decision in self.lanes.look(now_s, live, demand):
+                self._tell(environment, decision, now_s)
+            self._wake()
+
+    def counters(self) -> dict[str, int]:
+        """Return how many decisions there were, by environment and kind."""
+        return {f"decisions.{name}": count for name, count in self.lanes.decisions.items()}
+
+    def gauges(self) -> dict[str, float]:
+        """Return how many episodes are allowed now, by environment."""
+        now_s = self._now_s()
+        return {
+            f"episodes_allowed.{name}": float(one.allowed(now_s))
+            for name, one in self.lanes.controllers.items()
+        }
+
+    def _tell(self, environment: str, decision: Decision, now_s: float) -> None:
+        _log.info("episodes of %s: %s", environment, decision)
+        self._tracer.slice(str(decision), now_s, now_s, track=f"episodes of {environment}")
+        self._tracer.counter(f"episodes allowed {environment}", float(decision.after))
+
+
+def demand_of(snapshot: StoreStats, batches: BatchDemand, live: int) -> Mapping[str, Demand]:
+    """Return what a snapshot of the store shows of the learner's demand, by environment.
+
+    The learner's hands are empty if fewer groups than a batch are taken, or recorded and not published.
+
+    Args:
+        snapshot: The store.
+        batches: What the learner takes at a time.
+        live: Episodes that this process runs.
+    """
+    in_hands = snapshot.outstanding - snapshot.open_groups - snapshot.settled_groups
+    share = max(1, live) / max(1, live, snapshot.leased_slots)
+    total = sum(batches.shares.weights)
+    return {
+        name: Demand(
+            in_hands < batches.groups,
+            snapshot.settled_by_environment.get(name, 0) / (weight / total * batches.groups),
+            snapshot.counters.get("recorded", 0) // batches.groups,
+            share,
+        )
+        for name, weight in zip(batches.shares.names, batches.shares.weights, strict=True)
+    }
+
+
+def make_places(
+    settings: ActorSettings,
+    batches: BatchDemand | None,
+    store: StoreAccess,
+    live: Callable[[], Iterable[LiveSlot]],
+    now_s: Callable[[], float],
+    wake: Callable[[], None],
+    tracer: Tracer,
+) -> Places:
+    """Return the places that the settings describe; the rest as for `Control`.
+
+    Raises:
+        ConfigError: What a batch takes is not known.
+    """
+    if not settings.controlled:
+        return FixedPlaces(settings.most_episodes)
+    if batches is None:
+        raise ConfigError(
+            "episodes in flight cannot follow a demand that is not known",
+            got='actors.episodes_per_process="auto"',
+            limit="a pool that is told what a batch takes",
+            remedy="Set actors.episodes_per_process to a number, or pass `batches`.",
+        )
+    lanes = Lanes(
+        batches.shares,
+        batch_episodes=batches.groups * batches.group_size,
+        first=settings.first_episodes,
+        most=settings.most_episodes,
+    )
+    period_s = settings.control_period_s
+    return Control(lanes, store, batches, period_s=period_s, live=live, now_s=now_s, wake=wake, tracer=tracer)
+
+
+async def claim(
+    store: StoreAccess, places: Places, wanted: Iterable[tuple[str | None, int]], version: PolicyVersion
+) -> list[Slot]:
+    """Claim work for places; return the slots."""
+    slots: list[Slot] = []
+    for environment, free in wanted:
+        got = await store.claim(free, version, environment)
+        places.claimed(environment, free, len(got))
+        slots += got
+    return slots
+
+
+def _count(live: Iterable[LiveSlot]) -> Counter[str]:
+    return Counter(one.slot.task.environment for one in live if not one.resting)

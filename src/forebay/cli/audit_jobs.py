@@ -1,0 +1,123 @@
+"""What a process of an audit that needs JAX is asked, and what it answers: JSON, one message a line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import msgspec
+
+from forebay.errors import ConfigError, PeerFailedError
+from forebay.launch.placement import CPUS_VARIABLE, PARENT_VARIABLE
+from forebay.planner.distribution import Distribution
+from forebay.planner.profile_records import LearnerBucket, LearnerLevel
+
+_END_S = 5.0
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wanted.
+
+    Args:
+        kind: `weights` publishes the parameters that the run begins with; `learner` times its steps.
+        run: Its directory.
+        limit_s: Time to measure, after compiling.
+        lengths: Tokens of each trajectory of a batch, and how many of them were sampled.
+    """
+
+    kind: Literal["weights", "learner"]
+    run: str
+    limit_s: float = 0.0
+    lengths: tuple[tuple[int, int], ...] = ()
+
+
+class Said(msgspec.Struct, frozen=True, tag="said"):
+    """What the process is at."""
+
+    text: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Why it ends without a result, and with which exit code."""
+
+    text: str
+    code: int
+
+
+class LearnerFound(msgspec.Struct, frozen=True, kw_only=True, tag="learner"):
+    """What has been measured of the learner so far.
+
+    Args:
+        device: What computed.
+        compile_s: Time to compile.
+        num_programs: How many programs.
+        levels: By ascending number of trajectories.
+        buckets: By shape.
+        apply_s: Of the optimizer; None if not measured yet.
+        overhead_s: Around a step of the whole batch.
+        full_tokens_per_s: What goodput is a fraction of.
+    """
+
+    device: str
+    compile_s: float
+    num_programs: int
+    levels: tuple[LearnerLevel, ...] = ()
+    buckets: tuple[LearnerBucket, ...] = ()
+    apply_s: Distribution | None = None
+    overhead_s: Distribution | None = None
+    full_tokens_per_s: float | None = None
+
+
+Message = Said | Failed | LearnerFound
+
+
+@contextmanager
+def started(job: Job, cpus: tuple[int, ...]) -> Iterator[Iterator[Message]]:
+    """Start a process for a job and yield its messages; it is killed if nobody reads on.
+
+    Args:
+        job: What is wanted.
+        cpus: Cores that it may use.
+
+    Raises:
+        ConfigError: It says that a setting cannot work.
+        PeerFailedError: It failed otherwise.
+    """
+    env = os.environ | {PARENT_VARIABLE: str(os.getpid()), CPUS_VARIABLE: ",".join(map(str, cpus))}
+    # Its own session keeps Ctrl-C away from it: what it has measured is kept, then it is ended here.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "forebay.cli.audit_child"],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield _messages(process, job)
+    finally:
+        process.kill()
+        process.wait(_END_S)
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def _messages(process: subprocess.Popen[bytes], job: Job) -> Iterator[Message]:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(msgspec.json.encode(job))
+    process.stdin.close()
+    for line in process.stdout:
+        message = msgspec.json.decode(line, type=Message)
+        if isinstance(message, Failed):
+            kind = ConfigError if message.code == ConfigError.exit_code else PeerFailedError
+            raise kind(message.text)
+        yield message
+    if code := process.wait():
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        remedy = "Not enough memory, or see what it wrote above."
+        raise PeerFailedError(f"the process that measures the {job.kind} {how}", remedy=remedy)

@@ -1,0 +1,66 @@
+"""Versions that are adapters only: the model that they belong to is published once, beside them.
+
+A reader adds what they add to the weights, and hands out whole tensors: whoever asks for a version need not
+know how it was published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from forebay.errors import WeightsError
+from forebay.weights.shard import Tensors
+
+_PREFIX: Final = "base_model.model."
+_A, _B, _WEIGHT = ".lora_A.weight", ".lora_B.weight", ".weight"
+
+
+class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a version of adapters says of itself.
+
+    Args:
+        base: `digest_of` the tensors that they belong to.
+        scale: What `B A` is multiplied by.
+    """
+
+    base: str
+    scale: float
+
+
+def merge(
+    base: Mapping[str, npt.NDArray[Any]], adapters: Mapping[str, npt.NDArray[Any]], scale: float
+) -> Tensors:
+    """Return the weights that compute what a model computes with its adapters: `W + scale B A`.
+
+    Args:
+        base: By Hugging Face name.
+        adapters: By PEFT's name, A [rank, inputs] and B [outputs, rank].
+        scale: What `B A` is multiplied by.
+
+    Returns:
+        By Hugging Face name: float32 where there is an adapter; all others as they are, not copied.
+
+    Raises:
+        WeightsError: An adapter has no weight to add to, or does not fit it.
+    """
+    merged = dict(base)
+    for name, a in adapters.items():
+        if not name.endswith(_A):
+            continue
+        stem = name.removesuffix(_A)
+        target = stem.removeprefix(_PREFIX) + _WEIGHT
+        b, weight = adapters.get(stem + _B), base.get(target)
+        if b is None or weight is None or weight.shape != (b.shape[0], a.shape[1]):
+            raise WeightsError(
+                f"adapter {name} does not fit the published model",
+                got=None if b is None else [*b.shape, *a.shape],
+                limit=None if weight is None else list(weight.shape),
+            )
+        added = np.matmul(b.astype(np.float32), a.astype(np.float32))
+        merged[target] = np.float32(scale) * added + weight.astype(np.float32)
+    return merged
