@@ -234,7 +234,8 @@ class World:
         lanes = None
         if fixed is None:
             batch = self._case.groups * self._case.group_size
-            lanes = Lanes(self._shares, batch_episodes=batch, first=max(1, first // processes), most=_MOST)
+            first = max(1, first // processes)
+            lanes = Lanes(self._shares, batch_episodes=batch, first=first, most=_MOST, processes=processes)
         rng = random.Random(f"{seed}:rests:{index}")
         places = 0 if fixed is None else fixed // processes + (index < fixed % processes)
         return _Process(lanes, places, Rests(ActorSettings(), lambda: self._events.now_s, rng))

@@ -244,6 +244,7 @@ def make_places(
         batch_episodes=batches.groups * batches.group_size,
         first=settings.first_episodes,
         most=settings.most_episodes,
+        processes=settings.processes,
     )
     period_s = settings.control_period_s
     return Control(lanes, store, batches, period_s=period_s, live=live, now_s=now_s, wake=wake, tracer=tracer)

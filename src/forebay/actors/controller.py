@@ -52,23 +52,23 @@ class Controller:
         batch_episodes: Episodes of the environment in one batch.
         first: Episodes at once in the beginning.
         most: Most episodes at once.
+        processes: Actor processes that do the same: each tries what refuses so many times less often.
 
     References:
         Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance", 1989.
     """
 
-    def __init__(self, environment: str, *, batch_episodes: float, first: int, most: int) -> None:
+    def __init__(
+        self, environment: str, *, batch_episodes: float, first: int, most: int, processes: int = 1
+    ) -> None:
         self._name = environment
         self._batch_episodes = batch_episodes
         self._first, self._most = min(first, most), most
-        self._levels = Levels()
-        self._pace = Pace(self._first)
-        self._ceiling = Bound(math.inf)
+        self._levels, self._pace = Levels(), Pace(self._first)
+        self._ceiling = Bound(math.inf, processes=processes)
         self._floor = Bound(0.0)
-        self._refusals = Refusals()
-        self._surplus = Surplus()
-        self._ramps = True
-        self._probing = False
+        self._refusals, self._surplus = Refusals(processes), Surplus()
+        self._ramps, self._probing = True, False
         self._episode_s = 0.0
         self._held = ""
 
@@ -141,7 +141,7 @@ class Controller:
         if blame is None:
             return None
         if not blame.guilty:
-            self._ceiling = Bound(math.inf)
+            self._ceiling = Bound(math.inf, processes=self._ceiling.processes)
             reason = f"{_percent(epoch.failing)} of the calls of `{name}` fail with fewer episodes too"
             return self._change("acquitted", blame.limit, now_s, reason)
         self._ramps = self._probing = False

@@ -34,6 +34,7 @@ class Lanes:
         first: Episodes at once in the beginning, over all environments.
         most: Most episodes at once, over all environments; beyond its share of them an environment gets
             what the others leave free.
+        processes: Actor processes that do the same.
 
     Example:
         >>> lanes = Lanes(Shares(("fast", "slow"), (3.0, 1.0)), batch_episodes=128, first=16, most=640)
@@ -41,7 +42,9 @@ class Lanes:
         [Wanted(environment='fast', free=2), Wanted(environment='slow', free=4)]
     """
 
-    def __init__(self, shares: Shares, *, batch_episodes: int, first: int, most: int) -> None:
+    def __init__(
+        self, shares: Shares, *, batch_episodes: int, first: int, most: int, processes: int = 1
+    ) -> None:
         total = sum(shares.weights)
         self._most = most
         self._shares = {
@@ -49,7 +52,11 @@ class Lanes:
         }
         self.controllers = {
             name: Controller(
-                name, batch_episodes=share * batch_episodes, first=max(1, round(share * first)), most=most
+                name,
+                batch_episodes=share * batch_episodes,
+                first=max(1, round(share * first)),
+                most=most,
+                processes=processes,
             )
             for name, share in self._shares.items()
         }

@@ -64,8 +64,7 @@ class Commands(LazyGroup):
         ),
         "audit": Entry(
             "forebay.cli.audit:audit",
-            "Measure an environment with more and more episodes at a time; say what limits it, and what to "
-            "change.",
+            "Measure the parts of a run; say which one limits it, and what to change.",
         ),
         "plan": Entry(
             "forebay.cli.plan:plan",

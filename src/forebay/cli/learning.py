@@ -40,6 +40,7 @@ from forebay.learner.replay import replay
 from forebay.learner.source import WatchedSource
 from forebay.learner.train_step import TrainState
 from forebay.models.compiles import CompileCounter
+from forebay.report.decision_panel import with_decisions
 from forebay.store.protocol import Rewound, Store
 from forebay.telemetry.faults import fault_point
 from forebay.telemetry.metrics import read_metrics
@@ -185,7 +186,7 @@ class LearnerSession:
             group_size=config.batching.group_size,
             compiles=self.compiles.since_warm(),
         )
-        write_summary(self.run.layout.summary, summary)
+        write_summary(self.run.layout.summary, with_decisions(summary, self.run.layout.logs))
         self.telemetry.evaluations.add()
         for program in self.compiles.unplanned():
             logger.warning("compiled after warm-up: %s", program.name)

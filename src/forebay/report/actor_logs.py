@@ -19,7 +19,8 @@ _PERCENTILES: Final = (".p50", ".p95", ".p99")
 # What is no counter: gauges, and figures of one interval.
 _GAUGES: Final = frozenset(("step", "live"))
 _SEEN: Final = "seen."
-_OF_INTERVAL: Final = ("finish.", "ended.")
+_ALLOWED: Final = "episodes_allowed."
+_NO_TOTALS: Final = ("finish.", "ended.", _ALLOWED)
 _FIGURES: Final = (*_PERCENTILES, ".max", ".mean")
 
 
@@ -41,6 +42,8 @@ class ActorLogs(msgspec.Struct, frozen=True, kw_only=True):
         figures: Mean of each percentile over all lines that have it.
         num_actors: Processes that logged.
         inside: How many episodes were seen in each place, all actors together; nothing passed through.
+        allowed: Episodes in flight that controllers allowed at last, all actors together, by environment;
+            empty if their number was fixed.
     """
 
     bins: tuple[ActorBin, ...] = ()
@@ -49,6 +52,7 @@ class ActorLogs(msgspec.Struct, frozen=True, kw_only=True):
     figures: Mapping[str, float] = {}
     num_actors: int = 0
     inside: Mapping[str, Flow] = {}
+    allowed: Mapping[str, float] = {}
 
     @property
     def live(self) -> float | None:
@@ -91,6 +95,7 @@ def read_actor_logs(paths: Sequence[Path], begin_s: float, end_s: float) -> Acto
     overall, counters, recent, actors = _Sums(), Counter[str](), Counter[str](), set()
     before: defaultdict[str, dict[str, int]] = defaultdict(dict)
     inside: defaultdict[str, dict[str, Flow]] = defaultdict(dict)
+    allowed: dict[str, dict[str, float]] = {}
     seen_s: dict[str, float] = {}
     for path in paths:
         actor = path.name.split(".")[0]
@@ -107,6 +112,7 @@ def read_actor_logs(paths: Sequence[Path], begin_s: float, end_s: float) -> Acto
                 _see(inside[actor], gained)
             seen_s[actor] = time_s
             counters.update(gained)
+            allowed[actor] = _allowed(line) or allowed.get(actor, {})
             if time_s > end_s - RECENT_S:
                 recent.update(gained)
     return ActorLogs(
@@ -116,6 +122,7 @@ def read_actor_logs(paths: Sequence[Path], begin_s: float, end_s: float) -> Acto
         figures=overall.means(),
         num_actors=len(actors),
         inside=_together(inside.values()),
+        allowed=_sum(allowed.values()),
     )
 
 
@@ -128,6 +135,23 @@ def actor_log_paths(logs: Path) -> list[Path]:
 
 def _bin(time_s: float, sums: _Sums) -> ActorBin:
     return ActorBin(time_s=time_s, live=sums.mean_live(), figures=sums.means())
+
+
+def _allowed(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the episodes of each environment that a line says are allowed."""
+    return {
+        name.removeprefix(_ALLOWED): float(value)
+        for name, value in line.items()
+        if name.startswith(_ALLOWED) and isinstance(value, int | float)
+    }
+
+
+def _sum(of_actors: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total = defaultdict[str, float](float)
+    for found in of_actors:
+        for name, value in found.items():
+            total[name] += value
+    return dict(total)
 
 
 def _see(seen: dict[str, Flow], gained: Mapping[str, int]) -> None:
@@ -161,7 +185,7 @@ def _gained(before: dict[str, int], line: Mapping[str, Any]) -> dict[str, int]:
     """Return what each counter gained since the line before; a smaller value is that of a new process."""
     gained: dict[str, int] = {}
     for name, value in line.items():
-        is_counter = not (name in _GAUGES or name.startswith(_OF_INTERVAL) or name.endswith(_FIGURES))
+        is_counter = not (name in _GAUGES or name.startswith(_NO_TOTALS) or name.endswith(_FIGURES))
         if value.__class__ is not int or not is_counter:
             continue
         earlier = before.get(name, 0)

@@ -16,6 +16,7 @@ from forebay.report.charts import RUN_COLORS
 from forebay.report.columns import tables_of
 from forebay.report.conversation import NUM_VERSION_TINTS, PROBABILITIES, conversation_of
 from forebay.report.data_panels import environment_panel, staleness_panel
+from forebay.report.decision_panel import decision_panel
 from forebay.report.episode_panels import failures_panel, lengths_panel
 from forebay.report.learner_panels import batches_panel, learning_panel, time_panel, use_panel
 from forebay.report.life_panels import life_panel
@@ -68,18 +69,20 @@ def _most_turns(run: RunRecord) -> int:
 
 
 def _panels(runs: Sequence[RunRecord], tables: Sequence[RunTables]) -> list[Panel]:
-    return [
+    panels = [
         time_panel(runs),
         use_panel(tables),
         learning_panel(tables),
         staleness_panel(runs, tables),
         life_panel(runs),
         environment_panel(runs, tables),
+        decision_panel(runs),
         lengths_panel(runs),
         batches_panel(runs, tables),
         failures_panel(runs),
         configuration_panel(runs),
     ]
+    return [panel for panel in panels if panel is not None]
 
 
 def _data(tables: Sequence[RunTables], panels: Sequence[Panel]) -> dict[str, Any]:

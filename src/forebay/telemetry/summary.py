@@ -12,6 +12,18 @@ from forebay.telemetry.files import write_atomically
 from forebay.telemetry.life_summary import LifeSummary
 
 
+class EpisodeDecisions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the actors decided about the episodes in flight of one environment.
+
+    Args:
+        allowed: Episodes at once that all processes allowed when they last reported; None if none did.
+        counts: How many decisions there were, by kind, the most frequent first.
+    """
+
+    allowed: float | None
+    counts: dict[str, int]
+
+
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The figures of one run. Fractions are 0 to 1; a figure that could not be measured is None.
 
@@ -38,6 +50,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         lost: Acknowledged, and neither trained nor stored nor rejected; 0 is right.
         repeated: Trajectories trained in more than one step of the surviving history; 0 is right.
         life: Where the trained tokens spent their lives; None if nothing was trained.
+        decisions: What the actors decided about episodes in flight, by environment; None if their number was
+            fixed.
     """
 
     busy: float | None
@@ -62,6 +76,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     lost: int
     repeated: int
     life: LifeSummary | None = None
+    decisions: dict[str, EpisodeDecisions] | None = None
 
 
 class ComparisonSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

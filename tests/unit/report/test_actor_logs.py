@@ -78,3 +78,14 @@ def test_what_actors_saw_of_their_episodes_adds_up_over_processes_and_restarts(t
     assert flow.seen_squared == pytest.approx(30 * (variances + 3.0**2))
     later = read_actor_logs(actor_log_paths(tmp_path), 1004.0, 1010.0)
     assert (later.inside["environment"].samples, later.inside["environment"].seen) == (10, 40.0)
+
+
+def test_episodes_allowed_at_last_add_up_over_processes_and_decisions_over_restarts(tmp_path) -> None:
+    def told(allowed: float, more: int) -> dict[str, float | int]:
+        return {"episodes_allowed.tool": allowed, "decisions.tool.more": more}
+
+    write(tmp_path / "actor-0.jsonl", [told(16.0, 1), told(64.0, 3), told(32.0, 2), {"live": 1}])
+    write(tmp_path / "actor-1.jsonl", [told(8.0, 0), told(24.0, 2)])
+    logs = read_actor_logs(actor_log_paths(tmp_path), 1000.0, 1020.0)
+    assert logs.allowed == {"tool": 32.0 + 24.0}
+    assert logs.counters == {"decisions.tool.more": 3 + 2 + 2}

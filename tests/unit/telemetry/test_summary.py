@@ -39,8 +39,8 @@ def summary_of(**changes):
 def test_the_keys_are_those_that_scripts_rely_on(tmp_path):
     write_summary(tmp_path / "run" / "summary.json", summary_of())
     written = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert list(written) == [*KEYS, "life"]
-    assert written == {key: number for number, key in enumerate(KEYS)} | {"life": None}
+    assert list(written) == [*KEYS, "life", "decisions"]
+    assert written == {key: number for number, key in enumerate(KEYS)} | {"life": None, "decisions": None}
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["summary.json"]
 
 
