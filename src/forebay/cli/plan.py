@@ -55,6 +55,8 @@ def plan(
     for path in (write, picture):
         if path is not None and path.exists():
             raise ConfigError(f"{path} exists", remedy="Name a file that does not.")
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{path} has no directory {path.parent} to be in", remedy="Make it first.")
     wanted = Wanted(
         busy=busy,
         max_staleness=max_staleness,

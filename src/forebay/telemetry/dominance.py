@@ -52,7 +52,7 @@ _IF_STARVED: Final[dict[Place, str]] = {
     "verdict says, or lower batching.groups",
     "packing": "give packing a core of its own, or raise batching.prefetch",
     "handover": "lower batching.prefetch",
-    "training": "the rest of its life is short, so only more episodes at once help",
+    "training": "what the learner starves for comes before it, as the verdict says",
 }
 _IF_FED: Final[dict[Place, str]] = {
     "admission": "nothing is lost by it: what waits there is not sampled yet",

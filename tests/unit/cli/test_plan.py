@@ -50,6 +50,8 @@ def test_a_plan_is_written_as_a_configuration_that_loads(path: Path, tmp_path: P
     assert tomllib.loads(planned.read_text())["extends"] == str(base)
     code, text = forebay(*arguments)
     assert code == 2 and "planned.toml exists" in text
+    code, text = forebay("plan", str(path), "--picture", str(tmp_path / "nowhere" / "plan.svg"))
+    assert code == 2 and "nowhere to be in" in text and "simulates" not in text
 
 
 def test_a_simulated_run_says_how_busy_it_is(path: Path) -> None:
