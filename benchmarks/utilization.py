@@ -21,7 +21,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.prediction_study.machinery import prepare_environment  # noqa: E402
-from benchmarks.utilization_study.beside_peer import BesidePeer, run_beside  # noqa: E402
+from benchmarks.utilization_study.beside_peer import BesidePeer, ask_peer, run_beside  # noqa: E402
 from benchmarks.utilization_study.cells import Cell, grid  # noqa: E402
 from benchmarks.utilization_study.fleet import measure_parts, plan_cell  # noqa: E402
 from benchmarks.utilization_study.page import write_page  # noqa: E402
@@ -190,7 +189,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--max-staleness", type=int, help="of the decoupled run, instead of planning it")
     parser.add_argument("--directory", type=Path, default=_WORK, help="runs, profiles and results lie here")
     parser.add_argument("overrides", nargs="*", help="section.key=value for both runs; nothing is planned")
-    return parser.parse_args()
+    options = parser.parse_args()
+    known = [cell.name for cell in grid()]
+    if unknown := set(filter(None, (options.cells or "").split(","))).difference(known):
+        parser.error(f"--cells: no {', '.join(sorted(unknown))} among {', '.join(known)}")
+    return options
 
 
 def _path(cell: Cell, options: argparse.Namespace) -> Path:
@@ -223,10 +226,7 @@ def _peer(options: argparse.Namespace) -> dict[str, Any] | None:
     if not script:
         return None
     tools = ["--latency", str(options.env_s), "--straggler-p", str(options.stragglers)]
-    command = ["bash", script, "--engine", "sim", "--no-diag", "--off-policy", "2", *tools]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_PEER_TIMEOUT_S, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return json.loads(lines[-1]) if lines else {"error": done.stderr.strip()[-500:]}
+    return ask_peer([script, "--engine", "sim", "--no-diag", "--off-policy", "2", *tools], _PEER_TIMEOUT_S)
 
 
 if __name__ == "__main__":

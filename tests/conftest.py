@@ -31,6 +31,7 @@ BUDGET_S = {
 WHOLE_RUNS = {
     f"tests/system/test_{name}.py"
     for name in (
+        "bucket_run",
         "critic_run",
         "disk_full",
         "docs",
@@ -46,6 +47,8 @@ WHOLE_RUNS = {
         "resume",
         "telemetry",
         "vllm",
+        "vllm_adapters",
+        "vllm_families",
     )
 }
 

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, cast
 
 from benchmarks.controller_study.cases import Case, Place
+from forebay.actors.board import Board, MemoryBoard, Note
 from forebay.actors.controller import Decision, Demand
+from forebay.actors.crew import Crew
 from forebay.actors.lanes import Lanes
 from forebay.actors.levels import Turn
 from forebay.actors.rests import Rests
@@ -56,7 +58,7 @@ class Outcome(NamedTuple):
         lost: Groups given up because members failed.
         batches: Batches made by which counts of each environment's groups.
         mean_live: Mean number of episodes in flight.
-        limits: (second, sum of what all processes aimed at), now and then; empty without controllers.
+        limits: (second, what all processes together were allowed), now and then; empty without controllers.
         told: Decisions.
         staleness: Mean staleness, versions.
     """
@@ -144,8 +146,9 @@ class _Episode:
 class _Process:
     """The places of one actor process: controlled, or so many."""
 
-    def __init__(self, lanes: Lanes | None, places: int, rests: Rests) -> None:
-        self.lanes, self.places, self.rests = lanes, places, rests
+    def __init__(self, crew: Crew | None, board: Board, places: int, rests: Rests) -> None:
+        self.crew, self.board, self.places, self.rests = crew, board, places, rests
+        self.lanes = crew.lanes if crew is not None else None
         self.live: Counter[str] = Counter()
         self.waits = True
 
@@ -181,6 +184,7 @@ class World:
             for place in case.places
         }
         self._rng = random.Random(f"{seed}:polls")
+        self._notes: dict[str, tuple[float, Note]] = {}
         self._processes = [self._process(index, processes, fixed, seed, first) for index in range(processes)]
         self._generator: Station[_Episode] = Station(self._call, case.slots)
         self._buffer = Buffer(self._scenario, shares, self._events, self._changed, self._work, self._look)
@@ -231,14 +235,16 @@ class World:
         )
 
     def _process(self, index: int, processes: int, fixed: int | None, seed: int, first: int) -> _Process:
-        lanes = None
+        crew = None
+        name = f"actor-{index}"
         if fixed is None:
             batch = self._case.groups * self._case.group_size
-            first = max(1, first // processes)
             lanes = Lanes(self._shares, batch_episodes=batch, first=first, most=_MOST, processes=processes)
+            crew = Crew(name, float(index), lanes, expected=processes)
         rng = random.Random(f"{seed}:rests:{index}")
         places = 0 if fixed is None else fixed // processes + (index < fixed % processes)
-        return _Process(lanes, places, Rests(ActorSettings(), lambda: self._events.now_s, rng))
+        board = MemoryBoard(name, lambda: self._events.now_s, self._notes)
+        return _Process(crew, board, places, Rests(ActorSettings(), lambda: self._events.now_s, rng))
 
     def _has_ended(self) -> bool:
         return self._learner.steps >= self._case.steps or self._events.num_done > _MOST_EVENTS
@@ -339,21 +345,21 @@ class World:
 
     def _control(self, index: int) -> None:
         process, now_s = self._processes[index], self._events.now_s
-        assert process.lanes is not None
-        for environment, decision in process.lanes.look(now_s, process.live, self._demand(index)):
-            self.told.append(Told(now_s, index, environment, decision))
-        if index == 0:
-            lanes = [one.lanes for one in self._processes if one.lanes is not None]
-            self.limits.append((now_s, sum(c.limit for lane in lanes for c in lane.controllers.values())))
+        assert process.crew is not None
+        process.board.post(process.crew.look(now_s, process.live))
+        process.crew.meet(process.board.read(), now_s)
+        if process.crew.decides:
+            for environment, decision in process.crew.decide(now_s, self._demand()):
+                self.told.append(Told(now_s, index, environment, decision))
+            process.board.post(process.crew.note(now_s))
+            self.limits.append((now_s, sum(process.crew.lanes.totals(now_s).values())))
         self._claim(index)
         self._events.after(_LOOK_S, self._control, index)
 
-    def _demand(self, index: int) -> Mapping[str, Demand]:
-        total = sum(process.live.total() for process in self._processes)
-        share = max(1, self._processes[index].live.total()) / total if total else 1.0 / len(self._processes)
+    def _demand(self) -> Mapping[str, Demand]:
         starved = self._buffer.num_in_hands < self._case.groups
         return {
-            name: Demand(starved, self._buffer.num_ready(name) / owed, self._steps.count, share)
+            name: Demand(starved, self._buffer.num_ready(name) / owed, self._steps.count)
             for name, owed in self._owed.items()
         }
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import msgspec
 import numpy as np
 
 from benchmarks.learner_bench.measuring import Spread, Timed, spread
@@ -36,16 +37,10 @@ from forebay.learner.accounts import Accounts
 from forebay.learner.feed import JournaledBatch
 from forebay.learner.train_step import StepStats
 from forebay.store import Slot
+from forebay.store.bench.workload import make_trajectory
 from forebay.telemetry.metrics import read_metrics
 from forebay.telemetry.spans import TimeShares
-from forebay.trajectory import (
-    ActionSpan,
-    PolicyVersion,
-    Sampling,
-    StepRecord,
-    Trajectory,
-    VersionSpan,
-)
+from forebay.trajectory import ActionSpan, PolicyVersion, Sampling, Trajectory, VersionSpan
 from forebay.trajectory import Sequence as Branch
 
 _GROUP_SIZE = 4
@@ -257,25 +252,7 @@ def _episode(
         version_spans=(VersionSpan(num_actions, version, version),),
         sampling=Sampling(),
     )
-    return Trajectory(
-        trajectory_id=f"{slot.group_id}.{slot.member}.{slot.attempt}",
-        run_id=run.run_id,
-        incarnation=slot.incarnation,
-        group_id=slot.group_id,
-        group_size=slot.group_size,
-        member=slot.member,
-        attempt=slot.attempt,
-        task_id=slot.task.task_id,
-        environment=slot.task.environment,
-        sequences=(branch,),
-        steps=(StepRecord(1.0, "stop", 0.0, 0.1, 0.2),),
-        reward=float(rng.integers(0, 2)),
-        terminated=True,
-        truncated=False,
-        finish="terminated",
-        started_s=0.0,
-        finished_s=1.0,
-    )
+    return msgspec.structs.replace(make_trajectory(branch, slot), reward=float(rng.integers(0, 2)))
 
 
 def _figures(case: LoopCase, alternation: Alternation, session: LearnerSession) -> LoopFigures:

@@ -1,19 +1,29 @@
-"""What one run of the product tells about learner, store and weights, as parts of a profile."""
+"""What runs of the product tell about learner, store and weights, as parts of a profile."""
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from forebay.errors import ConfigError
 from forebay.learner.run_directory import RunLayout
 from forebay.planner.distribution import Distribution, sampled
-from forebay.planner.profile import LearnerLevel, LearnerProfile, Origin, StoreProfile, WeightsProfile
+from forebay.planner.profile import (
+    GeneratorProfile,
+    LearnerLevel,
+    LearnerProfile,
+    Origin,
+    PackedLevel,
+    StoreProfile,
+    WeightsProfile,
+)
 from forebay.telemetry.metrics import read_metrics
-from forebay.telemetry.summary import RunSummary
 from forebay.telemetry.trace import SliceRecord, read_trace
 
 # What a learner does besides computing and waiting for a batch: between the end of a step and the next one.
@@ -34,14 +44,34 @@ class Slice(NamedTuple):
         return self.ended_s - self.began_s
 
 
-def learner_level(path: Path, warmup_batches: int) -> LearnerLevel:
-    """Return how long the steps of a run took.
+def learner_part(
+    audited: LearnerProfile, paths: Sequence[Path], warmup_batches: int, origin: Origin
+) -> LearnerProfile:
+    """Return the learner's part of a profile: alone from its audit, beside the others from runs.
 
     Args:
-        path: The run.
+        audited: What its shapes, and the bare step, take alone.
+        paths: Runs, by ascending size of their batches; the overhead between steps is that of the last one.
         warmup_batches: First batches that are left out.
+        origin: Where and when the runs were.
     """
-    lines = steady_lines(path, warmup_batches)
+    runs = [steady_lines(path, warmup_batches) for path in paths]
+    by_slots: defaultdict[int, list[float]] = defaultdict(list)
+    for line in itertools.chain.from_iterable(runs):
+        by_slots[line["real_tokens"] + line["padded_tokens"]].append(line["time.computing_s"])
+    return msgspec.structs.replace(
+        audited,
+        origin=origin,
+        levels=tuple(map(_level, runs)),
+        overhead_s=sampled(sum(line[f"time.{state}_s"] for state in _BETWEEN) for line in runs[-1]),
+        packed=tuple(
+            PackedLevel(slots=slots, step_s=sampled(taken_s)) for slots, taken_s in sorted(by_slots.items())
+        ),
+        alone=False,
+    )
+
+
+def _level(lines: Sequence[dict[str, Any]]) -> LearnerLevel:
     return LearnerLevel(
         trajectories=round(_mean(line["trajectories"] for line in lines)),
         tokens=round(_mean(line["fresh_tokens"] for line in lines)),
@@ -49,37 +79,26 @@ def learner_level(path: Path, warmup_batches: int) -> LearnerLevel:
     )
 
 
-def learner_part(
-    path: Path,
-    summaries: Sequence[RunSummary],
-    levels: Sequence[LearnerLevel],
-    warmup_batches: int,
-    origin: Origin,
-) -> LearnerProfile:
-    """Return the learner's part of a profile.
+def tokens_of_calls(paths: Sequence[Path]) -> Distribution:
+    """Return the tokens that all model calls of some runs sampled."""
+    calls = (one for path in paths for one in slices_of(path, "generator")["generate"])
+    return sampled(float(one.arguments["tokens"]) for one in calls)
+
+
+def with_tokens(generator: GeneratorProfile, tokens: Distribution) -> GeneratorProfile:
+    """Return a generator's part whose calls sample so many tokens.
+
+    The few episodes of an audit say how long prompts are, but too little of what is sampled at random.
 
     Args:
-        path: The run whose overhead between steps counts.
-        summaries: Figures of several runs: the fastest bare step counts, as it does within a run.
-        levels: Of these, by ascending number of trajectories.
-        warmup_batches: First batches that are left out.
-        origin: Where and when.
-
-    Raises:
-        ConfigError: No run trained anything.
+        generator: As audited.
+        tokens: Of a call.
     """
-    full = [
-        one.fresh_tokens_per_s / one.goodput for one in summaries if one.goodput and one.fresh_tokens_per_s
-    ]
-    if not full:
-        raise ConfigError(f"{path} has no goodput to learn from")
-    lines = steady_lines(path, warmup_batches)
-    return LearnerProfile(
-        origin=origin,
-        levels=tuple(levels),
-        overhead_s=sampled(sum(line[f"time.{state}_s"] for state in _BETWEEN) for line in lines),
-        full_tokens_per_s=max(full),
-    )
+    traffic = {
+        name: msgspec.structs.replace(found, sampled_tokens=tokens)
+        for name, found in generator.traffic.items()
+    }
+    return msgspec.structs.replace(generator, traffic=traffic)
 
 
 def store_part(path: Path, origin: Origin) -> StoreProfile:
@@ -152,8 +171,3 @@ def _trajectory_bytes(path: Path) -> float:
 def _mean(values: Iterable[float]) -> float:
     numbers = list(values)
     return sum(numbers) / len(numbers)
-
-
-def distribution_text(found: Distribution) -> str:
-    """Return a distribution in a few words."""
-    return f"mean {found.mean:.4g} s, p95 {found.quantile(0.95):.4g} s of {found.num_samples}"

@@ -150,7 +150,7 @@ def measured_figures(summary: RunSummary, path: Path, warmup: int) -> Figures:
 
 
 def predict_given_step(profile: Profile, setting: Setting, said: Figures, found: Figures) -> Figures:
-    """Simulate a setting again with steps as long as those of its run.
+    """Simulate a setting again with steps as long as those of its run; the bare step stays what it was.
 
     Args:
         profile: As for the prediction.
@@ -160,7 +160,8 @@ def predict_given_step(profile: Profile, setting: Setting, said: Figures, found:
     """
     factor = found.step_s / said.step_s
     runs = [_figures(_simulate(profile, setting, _BATCHES, seed, factor)) for seed in range(_SEEDS)]
-    return Figures(**{name: _mean(runs, name) for name in Figures.__struct_fields__})
+    mean = Figures(**{name: _mean(runs, name) for name in Figures.__struct_fields__})
+    return msgspec.structs.replace(mean, goodput=mean.goodput / factor)
 
 
 def compare(predicted: Figures, measured: Figures) -> list[Verdict]:

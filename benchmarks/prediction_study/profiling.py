@@ -12,22 +12,32 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.prediction_study.calibration import learner_level, learner_part, store_part, weights_part
+from benchmarks.prediction_study.calibration import (
+    learner_part,
+    store_part,
+    tokens_of_calls,
+    weights_part,
+    with_tokens,
+)
 from benchmarks.prediction_study.machinery import configure, run_product
-from benchmarks.prediction_study.probing import measure_environments, measure_generator
+from benchmarks.prediction_study.probing import (
+    measure_environments,
+    measure_generator,
+    measure_learner,
+)
 from benchmarks.prediction_study.settings import Setting, Waits
 from forebay.planner.profile import Origin, Profile, read_profile, write_profile
 
 _WARMUP_BATCHES: Final = 4
 _PARTS: Final = "parts"
-# Runs that no setting is like: they tell what a batch takes while actors and generator are as busy as in the
-# settings, on the average, which share what the cores share.
+# Runs that no setting is like: they tell what a step takes, by how its batch is packed, while actors and
+# generator are at work beside it. The last one is the largest.
 _CALIBRATIONS: Final = (
     Setting(
-        name="calibration-8", about="", waits=Waits(mean_s=0.15), groups=2, group_size=4, max_staleness=1
+        name="calibration-8", about="", waits=Waits(mean_s=0.15), groups=2, group_size=4, max_staleness=2
     ),
     Setting(
-        name="calibration-16", about="", waits=Waits(mean_s=0.15), groups=4, group_size=4, max_staleness=1
+        name="calibration-16", about="", waits=Waits(mean_s=0.15), groups=4, group_size=4, max_staleness=2
     ),
 )
 
@@ -61,30 +71,51 @@ class Profiles:
         files = [self._path(_PARTS), self._path(setting.waits.name)]
         digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
         machine, environment = map(read_profile, files)
-        return msgspec.structs.replace(machine, environments=environment.environments), digest
+        whole = msgspec.structs.replace(machine, environments=environment.environments)
+        return with_turns(whole), digest
 
     def _path(self, name: str) -> Path:
         return self._directory / f"{name}.json"
 
     def _measure_parts(self) -> None:
-        levels, summaries, path = [], [], self._directory
+        paths, last = [], _CALIBRATIONS[-1]
         for calibration in _CALIBRATIONS:
             self._say(f"measures learner, store and weights: {calibration.name}")
-            path = self._directory / calibration.name
-            config = configure(calibration, self._calibration_s, _WARMUP_BATCHES)
-            summaries.append(run_product(config, path))
-            levels.append(learner_level(path, _WARMUP_BATCHES))
-        origin = _origin("benchmarks/prediction.py: a calibrating run, actors and generator at work")
-        self._say("measures the generator")
+            paths.append(self._directory / calibration.name)
+            run_product(configure(calibration, self._calibration_s, _WARMUP_BATCHES), paths[-1])
+        origin = _origin("benchmarks/prediction.py: calibrating runs, actors and generator at work")
+        # What the generator does alone is traced in the same place, so its calls are left out by the order.
+        tokens = tokens_of_calls(paths)
+        self._say("measures the generator, alone")
+        generator = measure_generator(paths[-1], last, self._directory / "audits")
+        self._say("measures the learner, alone")
+        audited = read_profile(measure_learner(generator, last, self._directory / "audits"))
+        assert audited.generator is not None and audited.learner is not None
         write_profile(
             self._path(_PARTS),
             Profile(
-                generator=measure_generator(path, _origin("benchmarks/prediction.py: closed loop")),
-                learner=learner_part(path, summaries, levels, _WARMUP_BATCHES, origin),
-                store=store_part(path, origin),
-                weights=weights_part(path, origin),
+                generator=with_tokens(audited.generator, tokens),
+                learner=learner_part(audited.learner, paths, _WARMUP_BATCHES, origin),
+                store=store_part(paths[-1], origin),
+                weights=weights_part(paths[-1], origin),
             ),
         )
+
+
+def with_turns(profile: Profile) -> Profile:
+    """Return a profile whose episodes have as many turns as their environments' audits found.
+
+    Here the model has no say in it, and an audit has far more episodes than the few that were played to learn
+    what is asked.
+    """
+    generator = profile.generator
+    assert generator is not None
+    traffic = {
+        name: msgspec.structs.replace(found, turns=profile.environments[name].turns)
+        for name, found in generator.traffic.items()
+        if name in profile.environments
+    }
+    return msgspec.structs.replace(profile, generator=msgspec.structs.replace(generator, traffic=traffic))
 
 
 def now_text() -> str:

@@ -183,4 +183,8 @@ WORKBENCH: Final = (
         name="bench-limited", about="rate-limited", waits=Waits(mean_s=0.2, at_once=6), groups=8,
         group_size=2, max_staleness=6,
     ),
+    Setting(
+        name="bench-slots", about="few slots in the generator", waits=Waits(mean_s=0.6), groups=8,
+        group_size=2, max_staleness=5, slots=6,
+    ),
 )  # fmt: skip

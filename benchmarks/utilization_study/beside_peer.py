@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -136,14 +136,20 @@ def run_peer(
         "--timeout": _PEER_TIMEOUT_S,
     }
     words = [str(word) for option in options.items() for word in option]
-    done = subprocess.run(
-        ["bash", script, "--no-diag", *words],
-        capture_output=True,
-        text=True,
-        timeout=2.0 * _PEER_TIMEOUT_S,
-        env=os.environ,
-        check=False,
-    )
+    return ask_peer([script, "--no-diag", *words], 2.0 * _PEER_TIMEOUT_S)
+
+
+def ask_peer(words: Sequence[str], limit_s: float) -> dict[str, Any]:
+    """Run a peer's script and return the last object that it printed; `error` says why there is none.
+
+    Args:
+        words: The script and its options.
+        limit_s: Longest time; what was measured of ours before is not to be lost with it.
+    """
+    try:
+        done = subprocess.run(["bash", *words], capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"no end within {limit_s:g} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     found: dict[str, Any] = json.loads(lines[-1]) if lines else {"error": done.stderr.strip()[-500:]}
     return found

@@ -34,6 +34,30 @@ class ForebayError(Exception):
         super().__init__(f"{message}. {remedy}" if remedy else message)
 
 
+def first_cause(error: ForebayError) -> ForebayError:
+    """Return the error that came first, where ending because of it failed too.
+
+    What is closed on the way out may fail for the same reason, and would hide it.
+
+    Args:
+        error: Raised last.
+
+    Example:
+        >>> try:
+        ...     try:
+        ...         raise StoreError("the disk is full")
+        ...     finally:
+        ...         raise NoProgressError("the batch producer does not stop")
+        ... except ForebayError as error:
+        ...     print(first_cause(error))
+        the disk is full
+    """
+    before = error.__context__
+    if isinstance(before, ForebayError) and not error.__suppress_context__:
+        return first_cause(before)
+    return error
+
+
 class ConfigError(ForebayError):
     """A setting, an option or a combination of them cannot work."""
 
@@ -90,6 +114,10 @@ class FencedError(StoreError):
 
 class CheckpointError(ForebayError):
     """A checkpoint cannot be written, or none can be restored."""
+
+
+class BucketError(ForebayError):
+    """A bucket cannot be reached, so that nothing can be said of what it holds."""
 
 
 class WeightsError(ForebayError):

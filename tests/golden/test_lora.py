@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from forebay.models.checkpoint_io import SINGLE_FILE
 from forebay.models.hf import from_hf_tensors, to_hf_tensors
 from forebay.models.lora import init_adapters, with_adapters
 from forebay.models.lora_files import (
@@ -24,7 +25,7 @@ from forebay.models.lora_files import (
 )
 from forebay.models.lora_layout import to_peft_tensors
 from forebay.models.params import Params
-from forebay.models.settings import ComputeSettings
+from forebay.models.settings import ComputeSettings, LoraSettings
 from forebay.weights.adapters import merge
 from tests.golden import test_families as families
 
@@ -146,3 +147,21 @@ def test_written_adapters_are_read_by_peft(tmp_path: Path) -> None:
     with torch.no_grad():
         logits = model(torch.from_numpy(families.expected("qwen2")["tokens"][None])).logits[0]
     families.assert_close(logits.numpy(), load_file(ADAPTERS / "qwen2" / "expected.safetensors")["logits"])
+
+
+def test_adapters_on_a_model_of_text_and_images_have_the_names_of_its_text(tmp_path: Path) -> None:
+    base = families.MODELS / "gemma3"
+    config, _ = families.model("gemma3")
+    lora = LoraSettings(rank=2, targets=("q_proj", "down_proj"))
+    adapters = jax.tree.map(np.asarray, init_adapters(config, lora, jax.random.key(0)))
+    save_adapters(tmp_path / "a", adapters, config, lora, base=str(base))
+    # transformers keeps the older names in files, and calls modules by the newer ones.
+    modules = {
+        name.replace("language_model.model.", "model.language_model.").removesuffix(".weight")
+        for name in load_file(base / SINGLE_FILE)
+        if name.startswith("language_model.") and name.endswith(("q_proj.weight", "down_proj.weight"))
+    }
+    named = {name.rpartition(".lora_")[0] for name in load_file(tmp_path / "a" / TENSOR_FILE)}
+    assert named == {f"base_model.model.{module}" for module in modules}
+    back = load_adapters(tmp_path / "a", config, lora)
+    jax.tree.map(np.testing.assert_array_equal, back, adapters)

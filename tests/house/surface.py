@@ -73,9 +73,9 @@ def tree() -> str:
         indent = "  " * depth
         for path in sorted(directory.glob("*.py")):
             if path.name != "__init__.py":
-                lines.append(f"{indent + path.name:<28}{summaries[path]}".rstrip())
+                lines.append(f"{indent + path.name:<27} {summaries[path]}".rstrip())
         for child in sorted(path for path in directory.iterdir() if (path / "__init__.py").exists()):
-            lines.append(f"{f'{indent}{child.name}/':<26}{summaries[child / '__init__.py']}".rstrip())
+            lines.append(f"{f'{indent}{child.name}/':<25} {summaries[child / '__init__.py']}".rstrip())
             add(child, depth + 1)
 
     add(sources.PACKAGE, 1)

@@ -100,12 +100,28 @@ def test_gradients_are_reduced_in_float32_and_parameters_gathered_in_bfloat16() 
                 "bfloat16[2,48,20]": 2,
             },
         ),
+        # And what attention mixed, in whole lanes, with the logarithms of its sums.
+        (
+            "elementwise",
+            {
+                "bfloat16[2,24,16]": 2,
+                "bfloat16[2,48,2,4]": 1,
+                "bfloat16[2,48,1,4]": 2,
+                "bfloat16[2,48,20]": 2,
+                "bfloat16[2,2,1,1,128,4]": 1,
+                "float32[2,2,1,1,128]": 1,
+            },
+        ),
     ],
 )
 def test_no_gathered_array_and_no_parameter_is_kept_for_the_backward_pass(
-    remat: Literal["full", "dots"], kept: dict[str, int]
+    remat: Literal["full", "dots", "elementwise"], kept: dict[str, int]
 ) -> None:
-    compute = ComputeSettings(compute_dtype="bfloat16", remat=remat, attention="dense", max_unrolled_layers=0)
+    # Dense attention has no name for what it mixed.
+    attention: Literal["dense", "blockwise"] = "blockwise" if remat == "elementwise" else "dense"
+    compute = ComputeSettings(
+        compute_dtype="bfloat16", remat=remat, attention=attention, max_unrolled_layers=0
+    )
     config = dataclasses.replace(tiny.CONFIG, intermediate_size=40)
     axes, specs = Axes(fsdp="fsdp", tensor="tensor"), parameter_specs(config)
     mesh = make_mesh(MeshSettings(fsdp=2, tensor=2))
@@ -117,9 +133,13 @@ def test_no_gathered_array_and_no_parameter_is_kept_for_the_backward_pass(
 
     whole = jax.shard_map(loss, mesh=mesh, in_specs=split_specs(mesh, (specs, row_spec())), out_specs=P())
     jaxpr = jax.make_jaxpr(jax.grad(whole))(tiny.params(config), jnp.zeros((4, 24), jnp.int32))
-    forward_pass = next(eqn for eqn in equations(jaxpr.jaxpr) if eqn.primitive.name == "scan")
-    carried = forward_pass.params["num_carry"]
-    found = Counter(re.sub(r"\{.*", "", var.aval.str_short()) for var in forward_pass.outvars[carried:])
+    scans = (eqn for eqn in equations(jaxpr.jaxpr) if eqn.primitive.name == "scan")
+    each = (
+        Counter(re.sub(r"\{.*", "", var.aval.str_short()) for var in scan.outvars[scan.params["num_carry"] :])
+        for scan in scans
+    )
+    # That of the blocks keeps what is between them, whatever else.
+    found = next(one for one in each if "bfloat16[2,24,16]" in one)
     assert found == kept
 
 

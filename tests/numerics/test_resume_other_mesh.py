@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,17 @@ import jax
 import numpy as np
 import pytest
 
-from forebay.learner.checkpoint import Checkpointer
+from forebay.learner.checkpoint import Checkpointer, load_step
 from forebay.learner.checkpoint_manifest import CheckpointCursor, read_manifest, step_directory
+from forebay.learner.checkpoint_places import open_shelf
 from forebay.learner.programs import TrainPrograms
+from forebay.learner.settings import LearnerSettings
 from forebay.learner.train_step import TrainState, snapshot
 from forebay.models.settings import MeshSettings
 from forebay.models.sharding import make_mesh
 from forebay.objectives.build import build_objective
 from forebay.trajectory import PolicyVersion
+from tests.bucket_server import make_bucket, needs_buckets
 from tests.numerics import training
 from tests.unit.models import tiny
 
@@ -64,15 +68,24 @@ def test_a_state_of_four_shards_comes_back_on_any_mesh(
     assert max(sum(part.array == one.array for part in slices) for one in slices) == 4
 
 
-def test_parameters_alone_are_read_from_the_checkpoint_of_a_mesh(tmp_path: Path) -> None:
-    from forebay.learner.checkpoint import read_state
+@needs_buckets
+def test_a_state_of_four_shards_comes_back_from_a_bucket_on_another_mesh(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bucket, saved = make_bucket().use(monkeypatch), state_on(SAVED_ON)
+    shelf = open_shelf(LearnerSettings(checkpoint_path=bucket.url), Path("unused"), "run")
+    with contextlib.closing(Checkpointer(shelf, background=True)) as checkpointer:
+        checkpointer.save(saved, CURSOR)
+        restored = checkpointer.restore_newest(template(MeshSettings(fsdp=2, tensor=2)))
+    assert restored is not None
+    assert training.digest(restored.state) == training.digest(saved)
 
+
+def test_parameters_alone_are_read_from_the_checkpoint_of_a_mesh(tmp_path: Path) -> None:
     Checkpointer(tmp_path, durability="os").save(state_on(SAVED_ON), CURSOR)
-    directory = step_directory(tmp_path, 3)
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), template(SAVED_ON).params
     )
-    wanted = TrainState(shapes, None, None)
-    params = read_state(directory, read_manifest(directory), wanted, part=True).params
+    params = load_step(tmp_path, 3, TrainState(shapes, None, None), part=True).state.params
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params))
     assert training.digest(params) == training.digest(snapshot(state_on(SAVED_ON).params))

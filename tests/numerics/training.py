@@ -62,8 +62,10 @@ def take_steps(
     """Take one optimizer step per batch of micro-batches; return the state and the steps' stats."""
     accumulator, stats = built.zeros(), []
     for batch in batches:
+        num_tokens = sum(int(np.count_nonzero(rows.segment_ids)) for rows in batch)
         for rows in batch:
-            accumulator = built.accumulate(state.params, accumulator, built.place(rows), DENOMINATOR)
+            placed = built.place(rows)
+            accumulator = built.accumulate(state.params, accumulator, placed, DENOMINATOR, num_tokens)
         state, accumulator, done = built.apply(state, accumulator)
         stats.append(jax.device_get(done))
     return state, stats

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import psutil
 
@@ -24,72 +23,17 @@ from forebay.staleness import staleness_of
 from forebay.store.accounting import count_lost
 from forebay.store.protocol import JournalEntry
 from forebay.store.rules import RuleStore
-from forebay.telemetry.faults import PLAN_VARIABLE, Point
+from forebay.telemetry.faults import PLAN_VARIABLE
 from forebay.telemetry.metrics import read_metrics
 from forebay.telemetry.summary import RunSummary, read_summary
 from forebay.trajectory import PolicyVersion
 from forebay.weights.layout import read_marker
+from tests.system.kill_plan import RESUMING, Kill, Role
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("harness.toml")
-Role = Literal["learner", "generator", "actor", "all", "server"]
 COMMANDS: dict[str, str] = {"learn": "learner", "generate": "generator", "act": "actor"}
-# Between any two arrows of the loop, and within publishing, saving and resuming.
-POINTS: tuple[Point, ...] = (
-    "taken", "packed", "recorded", "stepped", "measured", "weights_writing", "weights_written",
-    "weights_visible", "published", "checkpoint_writing", "checkpoint_written", "checkpoint_installed",
-    "checkpointed", "rewound", "replayed",
-)  # fmt: skip
-_RESUMING = ("rewound", "replayed")
 _POLL_S = 0.02
-_HANG_S = 240.0
-_POINT_PATIENCE_S = 60.0
-
-
-@dataclass(frozen=True)
-class Kill:
-    """One planned kill -9; a server is started again at once.
-
-    Args:
-        step: It happens when this step has been trained.
-        role: Who dies.
-        point: Where in its loop the learner dies; None for wherever it is.
-        delay_s: Further wait of a kill that has no point.
-        again_s: Kills the role a second time, this long after the first: in the middle of coming back.
-    """
-
-    step: int
-    role: Role
-    point: Point | None = None
-    delay_s: float = 0.0
-    again_s: float | None = None
-
-
-def plan_kills(
-    num_kills: int, seed: int, points: tuple[Point, ...] = POINTS, gap_steps: int = 5, *, served: bool = False
-) -> tuple[Kill, ...]:
-    """Plan kills from a seed: half of them at points of the loop, the others at random moments.
-
-    Args:
-        num_kills: How many.
-        seed: Decides who dies when.
-        points: Where in its loop the learner dies.
-        gap_steps: Steps between two kills.
-        served: Whether the store lives on a server, which dies too.
-    """
-    rng = random.Random(seed)
-    order = rng.sample(points, len(points)) * (1 + num_kills // len(points))
-    roles: list[Role] = ["all", "generator", "actor", "learner", *(["server"] if served else [])]
-    rng.shuffle(roles)
-    kills = []
-    for number in range(num_kills):
-        step = 2 + gap_steps * number + rng.randrange(gap_steps - 1)
-        delay_s, again_s = rng.uniform(0.0, 0.5), rng.uniform(0.3, 5.0) if rng.random() < 0.25 else None
-        if number % 2 == 0:
-            kills.append(Kill(step, "learner", order[number // 2]))
-        else:
-            kills.append(Kill(step, roles[number // 2 % len(roles)], None, delay_s, again_s))
-    return tuple(kills)
 
 
 class Server(Protocol):
@@ -114,12 +58,14 @@ class Harness:
         overrides: Settings that differ from `harness.toml`.
         config: The configuration.
         server: Where the store lives, if it is not embedded.
+        hang_s: Longest wait for anything; a learner of several processes compiles in each at every start.
     """
 
     directory: Path
     overrides: tuple[str, ...] = ()
     config: Path = CONFIG
     server: Server | None = None
+    hang_s: float = 240.0
     published: list[PolicyVersion] = field(default_factory=list)
     done: list[dict[str, Any]] = field(default_factory=list)
     train: subprocess.Popen[bytes] | None = None
@@ -168,6 +114,15 @@ class Harness:
                         found.setdefault(role, []).append(child)
         return found
 
+    def member(self, number: int) -> psutil.Process | None:
+        """Return one process of the learner, if it runs."""
+        for process in self.processes().get("learner", []):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                words = process.cmdline()
+                if words[words.index("--process-id") + 1] == str(number):
+                    return process
+        return None
+
     def step(self) -> int:
         """Return the newest step of the metrics; 0 before the first."""
         path = self.run / "metrics.jsonl"
@@ -180,16 +135,16 @@ class Harness:
         if version is not None and self.published[-1:] != [version]:
             self.published.append(version)
 
-    def wait_until(self, reached: Any, what: str, limit_s: float = _HANG_S) -> bool:
+    def wait_until(self, reached: Any, what: str) -> bool:
         """Wait for a condition; return False if the training ended first, raise if neither happens."""
         assert self.train is not None
-        deadline_s = time.monotonic() + limit_s
+        deadline_s = time.monotonic() + self.hang_s
         while not reached():
             self.look()
             if self.train.poll() is not None:
                 return False
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"{what} not within {limit_s} s; {self.tail()}")
+                raise TimeoutError(f"{what} not within {self.hang_s} s; {self.tail()}")
             time.sleep(_POLL_S)
         return True
 
@@ -205,21 +160,21 @@ class Harness:
         if not self.wait_until(lambda: self.step() >= kill.step, f"step {kill.step}"):
             return
         time.sleep(kill.delay_s)
-        self.kill(kill.role)
+        self.kill(kill.role, kill.member)
         self._note(kill)
         if kill.again_s is not None:
             time.sleep(kill.again_s)
-            self.kill(kill.role)
+            self.kill(kill.role, kill.member)
             self._note(dataclasses.replace(kill, delay_s=kill.again_s, again_s=None))
 
     def _kill_at_point(self, kill: Kill) -> None:
-        self.crash_plan.write_text(f"{kill.point} {0 if kill.point in _RESUMING else kill.step}")
+        self.crash_plan.write_text(f"{kill.point} {0 if kill.point in RESUMING else kill.step}")
         if not self.wait_until(lambda: self.step() >= kill.step - 1, f"step {kill.step - 1}"):
             return
-        if kill.point in _RESUMING:
+        if kill.point in RESUMING:
             self.kill("learner")
             self._note(dataclasses.replace(kill, point=None))
-        deadline_s = time.monotonic() + _POINT_PATIENCE_S
+        deadline_s = time.monotonic() + self.hang_s / 4
         self.wait_until(
             lambda: not self.crash_plan.exists() or time.monotonic() > deadline_s, kill.point or ""
         )
@@ -228,11 +183,17 @@ class Harness:
             return
         self._note(kill)
 
-    def kill(self, role: Role) -> None:
-        """Kill -9 every process of a role; after `all`, start the training again."""
+    def kill(self, role: Role, member: int | None = None) -> None:
+        """Kill -9 every process of a role, or one process of the learner."""
         if role == "server":
             assert self.server is not None
             self.server.restart()
+            return
+        if member is not None:
+            process = self.member(member)
+            if process is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             return
         found = self.processes()
         if role != "all":
@@ -249,13 +210,19 @@ class Harness:
                 process.kill()
         psutil.wait_procs(everyone, timeout=30.0)
 
-    def run_through(self, kills: tuple[Kill, ...]) -> int:
-        """Train to the end under a plan of kills; return the exit code of the training."""
+    def run_through(self, kills: tuple[Kill, ...], overrides: Iterator[tuple[str, ...]] | None = None) -> int:
+        """Train to the end under a plan of kills; return the exit code of the training.
+
+        Args:
+            kills: Carried out in this order.
+            overrides: Of each start after everything died; None leaves them as they are.
+        """
         self.start()
         for kill in kills:
             self.carry_out(kill)
             assert self.train is not None
             if self.train.poll() == -signal.SIGKILL:
+                self.overrides = next(overrides) if overrides else self.overrides
                 self.start()
         self.wait_until(lambda: False, "the end")
         assert self.train is not None
@@ -275,6 +242,7 @@ class Harness:
         self.done.append(
             {
                 "role": kill.role,
+                "member": kill.member,
                 "point": kill.point,
                 "planned_step": kill.step,
                 "step": self.step(),

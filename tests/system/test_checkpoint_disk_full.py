@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forebay.errors import CheckpointError
-from forebay.learner import checkpoint_writing
+from forebay.learner import checkpoint_directory
 from forebay.learner.checkpoint import Checkpointer
 from forebay.learner.checkpoint_manifest import CheckpointCursor
 from forebay.trajectory import PolicyVersion
@@ -60,7 +60,7 @@ def test_c60_a_three_megabyte_disk(small_disk, looks_first, monkeypatch):
     checkpointer.save(state_of(1, 450_000), cursor_of(1))
     if not looks_first:
         # As if somebody else had filled the disk meanwhile.
-        monkeypatch.setattr(checkpoint_writing, "is_full", lambda path, num_bytes: False)
+        monkeypatch.setattr(checkpoint_directory, "is_full", lambda path, num_bytes: False)
     with pytest.raises(CheckpointError) as caught:
         checkpointer.save(state_of(2, 450_000), cursor_of(2))
     free, needed = map(int, re.match(MESSAGE, str(caught.value)).groups())

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.harness import POINTS, Harness, Kill, account, plan_kills
+from tests.system.harness import Harness, account
+from tests.system.kill_plan import POINTS, Kill, plan_kills
 from tests.system.soak import soak
 
 SEED = 2
@@ -51,3 +52,7 @@ def test_the_plan_follows_from_the_seed_and_visits_every_point() -> None:
     assert {kill.point for kill in plan} == {*POINTS, None}
     assert {kill.role for kill in plan} == {"learner", "generator", "actor", "all"}
     assert [kill.step for kill in plan] == sorted(kill.step for kill in plan)
+    assert all(kill.member is None for kill in plan)
+    of_gang = plan_kills(30, 7, members=4)
+    assert {kill.member for kill in of_gang} == {0, 1, 2, 3, None}
+    assert all(kill.role == "learner" for kill in of_gang if kill.member is not None)

@@ -17,9 +17,12 @@ from forebay.trajectory import PolicyVersion
 from forebay.weights.adapters import merge
 from forebay.weights.reader import WeightReader
 from tests.system.harness import Harness
+from tests.system.soak import soak
+from tests.system.soak_models import LORA
 from tests.unit.cli.support import forebay
 
-SETTINGS = ("model.lora.rank=2", "objective.kl_coef=0.01", "weights.adapters=separate")
+SETTINGS = LORA
+SEED = 3
 
 
 def trained(harness: Harness, steps: int) -> list[dict[str, Any]]:
@@ -76,3 +79,12 @@ def test_a_resumed_run_goes_on_with_its_adapters(tmp_path: Path) -> None:
         reader = WeightReader(harness.run / "weights")
         assert reader.digest(PolicyVersion(1, 1)) == reader.digest(PolicyVersion(0, 1))
         assert reader.digest(PolicyVersion(1, 2)) != reader.digest(PolicyVersion(1, 1))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_p2_kills_lose_nothing_and_repeat_nothing_of_adapters(tmp_path: Path, processes: int) -> None:
+    outcome = soak(tmp_path, 8, SEED, model="lora", processes=processes)
+    assert outcome["wrong"] == [], outcome
+    assert outcome["num_kills"] >= 6

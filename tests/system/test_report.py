@@ -68,7 +68,8 @@ def test_wrong_calls_end_in_one_clear_line(tmp_path) -> None:
         ((tmp_path,), "is not a run directory"),
         (made, "at most two runs"),
         ((damaged,), "is damaged"),
-        ((made[0], "--to", tmp_path / "file" / "page.html"), "is a file"),
+        ((made[0], "--to", tmp_path / "file" / "page.html"), "Not a directory"),
+        ((made[0], "--to", "/proc/page.html"), "cannot write /proc/page.html"),
         ((made[0], "--to", tmp_path), "is a directory"),
     ):
         done = report(*arguments)

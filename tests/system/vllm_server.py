@@ -19,7 +19,7 @@ import pytest
 
 VARIABLE = "FOREBAY_VLLM"
 CONTEXT = 256
-READY_S = 300.0
+READY_S = 900.0
 END_S = 30.0
 UNTIED = ("--hf-overrides", '{"tie_word_embeddings": false}')
 ENVIRONMENT = {
@@ -30,6 +30,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
 }
 
 

@@ -9,12 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
+from forebay.actors.board import Board, MemoryBoard, Note, Posted
 from forebay.actors.controller import Decision, Demand
+from forebay.actors.crew import Crew
 from forebay.actors.lanes import Lanes
 from forebay.actors.levels import Turn
 from forebay.actors.settings import ActorSettings
 from forebay.actors.slot_run import LiveSlot, Watcher
 from forebay.actors.store_access import StoreAccess
+from forebay.clock import Clock
 from forebay.errors import ConfigError
 from forebay.staleness import Shares
 from forebay.store.protocol import Slot, StoreStats
@@ -23,6 +26,9 @@ from forebay.trajectory import PolicyVersion
 
 # Failures are looked at soon, but together.
 _SOON_S: Final = 0.05
+# A process that has written nothing for so long is gone.
+_PATIENCE_S: Final = 5.0
+_PATIENCE_LOOKS: Final = 6.0
 _log = logging.getLogger(__name__)
 
 
@@ -104,13 +110,15 @@ class FixedPlaces:
 class Control:
     """As many places as keep the learner fed.
 
-    Consumes: what episodes do, and what the store shows. Waits for: the time of the next look, or a failure.
-    Unblocked by: either. Produces: decisions.
+    Consumes: what episodes do, what the store shows, and the notes of other processes. Waits for: the time of
+    the next look, or a failure. Unblocked by: either. Produces: decisions, if this process decides for all,
+    and a note.
 
     Args:
-        lanes: The controllers.
         store: Where the learner's demand is seen.
         batches: What the learner takes at a time.
+        crew: What is known of the other processes.
+        board: Where they see one another's notes.
         period_s: Time between two looks.
         live: The slots that the process holds.
         now_s: Monotonic clock.
@@ -120,7 +128,8 @@ class Control:
 
     def __init__(
         self,
-        lanes: Lanes,
+        crew: Crew,
+        board: Board,
         store: StoreAccess,
         batches: BatchDemand,
         *,
@@ -130,8 +139,9 @@ class Control:
         wake: Callable[[], None],
         tracer: Tracer = OFF,
     ) -> None:
-        self.lanes = lanes
+        self._crew, self._board, self.lanes = crew, board, crew.lanes
         self._store, self._batches, self._period_s = store, batches, period_s
+        self._board_fails = False
         self._live, self._now_s, self._wake, self._tracer = live, now_s, wake, tracer
         self._failed = asyncio.Event()
         self.watcher: Watcher | None = self
@@ -160,30 +170,60 @@ class Control:
 
     async def run(self) -> None:
         """Look and decide until canceled."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._period_s):
-                    await self._failed.wait()
-                    await asyncio.sleep(_SOON_S)
-            self._failed.clear()
-            snapshot = await self._store.stats()
-            live = _count(self._live())
-            demand = demand_of(snapshot, self._batches, live.total())
-            now_s = self._now_s()
-            for environment, decision in self.lanes.look(now_s, live, demand):
-                self._tell(environment, decision, now_s)
-            self._wake()
+        try:
+            while True:
+                await self._look()
+                self._wake()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._period_s):
+                        await self._failed.wait()
+                        await asyncio.sleep(_SOON_S)
+                self._failed.clear()
+        finally:
+            with contextlib.suppress(OSError):
+                self._board.leave()
+
+    async def _look(self) -> None:
+        note = self._crew.look(self._now_s(), _count(self._live()))
+        posted = await self._exchange(note)
+        if posted is not None and self._crew.meet(posted, self._now_s()):
+            decides = "this process decides" if self._crew.decides else "another process decides"
+            _log.info("%s how many episodes the %d processes run", decides, self._crew.num_processes)
+        if not self._crew.decides:
+            return
+        demand = demand_of(await self._store.stats(), self._batches)
+        now_s = self._now_s()
+        for environment, decision in self._crew.decide(now_s, demand):
+            self._tell(environment, decision, now_s)
+        if self._crew.num_processes > 1:
+            await self._exchange(self._crew.note(now_s))
+
+    async def _exchange(self, note: Note) -> dict[str, Posted] | None:
+        """Tell the others, and return what they tell; None if the board cannot be used now."""
+
+        def exchange() -> dict[str, Posted]:
+            self._board.post(note)
+            return self._board.read()
+
+        try:
+            posted = await asyncio.to_thread(exchange)
+        except OSError as error:
+            if not self._board_fails:
+                _log.warning("the notes of the actor processes cannot be exchanged: %s", error)
+            self._board_fails = True
+            return None
+        self._board_fails = False
+        return posted
 
     def counters(self) -> dict[str, int]:
         """Return how many decisions there were, by environment and kind."""
         return {f"decisions.{name}": count for name, count in self.lanes.decisions.items()}
 
     def gauges(self) -> dict[str, float]:
-        """Return how many episodes are allowed now, by environment."""
+        """Return how many episodes of each environment this process may run now."""
         now_s = self._now_s()
         return {
-            f"episodes_allowed.{name}": float(one.allowed(now_s))
-            for name, one in self.lanes.controllers.items()
+            f"episodes_allowed.{name}": float(number) for name, number in self.lanes.allowed(now_s).items()
         }
 
     def _tell(self, environment: str, decision: Decision, now_s: float) -> None:
@@ -192,7 +232,7 @@ class Control:
         self._tracer.counter(f"episodes allowed {environment}", float(decision.after))
 
 
-def demand_of(snapshot: StoreStats, batches: BatchDemand, live: int) -> Mapping[str, Demand]:
+def demand_of(snapshot: StoreStats, batches: BatchDemand) -> Mapping[str, Demand]:
     """Return what a snapshot of the store shows of the learner's demand, by environment.
 
     The learner's hands are empty if fewer groups than a batch are taken, or recorded and not published.
@@ -200,17 +240,14 @@ def demand_of(snapshot: StoreStats, batches: BatchDemand, live: int) -> Mapping[
     Args:
         snapshot: The store.
         batches: What the learner takes at a time.
-        live: Episodes that this process runs.
     """
     in_hands = snapshot.outstanding - snapshot.open_groups - snapshot.settled_groups
-    share = max(1, live) / max(1, live, snapshot.leased_slots)
     total = sum(batches.shares.weights)
     return {
         name: Demand(
             in_hands < batches.groups,
             snapshot.settled_by_environment.get(name, 0) / (weight / total * batches.groups),
             snapshot.counters.get("recorded", 0) // batches.groups,
-            share,
         )
         for name, weight in zip(batches.shares.names, batches.shares.weights, strict=True)
     }
@@ -219,9 +256,11 @@ def demand_of(snapshot: StoreStats, batches: BatchDemand, live: int) -> Mapping[
 def make_places(
     settings: ActorSettings,
     batches: BatchDemand | None,
+    board: Board | None,
     store: StoreAccess,
     live: Callable[[], Iterable[LiveSlot]],
-    now_s: Callable[[], float],
+    name: str,
+    clock: Clock,
     wake: Callable[[], None],
     tracer: Tracer,
 ) -> Places:
@@ -247,7 +286,23 @@ def make_places(
         processes=settings.processes,
     )
     period_s = settings.control_period_s
-    return Control(lanes, store, batches, period_s=period_s, live=live, now_s=now_s, wake=wake, tracer=tracer)
+    return Control(
+        Crew(
+            name,
+            clock.wall_s(),
+            lanes,
+            expected=settings.processes,
+            patience_s=max(_PATIENCE_S, _PATIENCE_LOOKS * period_s),
+        ),
+        board or MemoryBoard(name, clock.monotonic_s),
+        store,
+        batches,
+        period_s=period_s,
+        live=live,
+        now_s=clock.monotonic_s,
+        wake=wake,
+        tracer=tracer,
+    )
 
 
 async def claim(

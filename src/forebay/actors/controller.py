@@ -1,7 +1,7 @@
-"""How many episodes of an environment a process runs at once: more while the learner starves, fewer in vain.
+"""How many episodes of an environment run at once: more while the learner starves, fewer in vain.
 
 Pure: observations go in, decisions come out; time is a number in them. One controller decides for the
-episodes of one environment in one process, so that one that is slow takes no places from another.
+episodes of one environment in all processes, so that one that is slow takes no places from another.
 """
 
 from __future__ import annotations
@@ -26,48 +26,45 @@ _FEWER: Final = 0.9
 # More places than so many times those taken have not been tried, and are given up.
 _UNTRIED: Final = 2.0
 # Of the episodes, how many turns tell what their number brings.
-_ENOUGH: Final = 0.5
+_ENOUGH: Final = 0.35
 _ENOUGH_OF_A_PROBE: Final = 2.0
 # Turns that take so many times longer than with few episodes are reason to go on with care.
 _SLOW: Final = 1.5
-_LEAST_TURNS: Final = 6.0
+_LEAST_TURNS: Final = 3.0
 _BELOW_REFUSED: Final = 0.93
 _PROBE_REFUSED: Final = 1.15
 _PROBE_KNEE: Final = 1.5
 
 
 class Controller:
-    """Decides how many episodes of one environment one process runs at once.
+    """Decides how many episodes of one environment run at once.
 
     The number doubles once per turn until the learner has enough, or something refuses or slows down. Then
     it grows by an eighth of a batch per episode, and shrinks by a tenth while more is buffered than the
     learner needs. A failure that fewer episodes cure sets a ceiling, and so does a number beyond which turns
     only take longer. A ceiling is tried again after a minute, and after twice as long each time it holds.
 
-    All quantities are relative to this process's part of all episodes, so that the sum over several processes
-    does what one process would do.
-
     Args:
         environment: Its name, for the reasons.
         batch_episodes: Episodes of the environment in one batch.
         first: Episodes at once in the beginning.
         most: Most episodes at once.
-        processes: Actor processes that do the same: each tries what refuses so many times less often.
+
+    Attributes:
+        most: Most episodes at once.
 
     References:
         Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance", 1989.
     """
 
-    def __init__(
-        self, environment: str, *, batch_episodes: float, first: int, most: int, processes: int = 1
-    ) -> None:
+    def __init__(self, environment: str, *, batch_episodes: float, first: int, most: int) -> None:
         self._name = environment
         self._batch_episodes = batch_episodes
-        self._first, self._most = min(first, most), most
+        self._first, self.most = min(first, most), most
         self._levels, self._pace = Levels(), Pace(self._first)
-        self._ceiling = Bound(math.inf, processes=processes)
+        self._ceiling = Bound(math.inf)
         self._floor = Bound(0.0)
-        self._refusals, self._surplus = Refusals(processes), Surplus()
+        self._refusals, self._surplus = Refusals(), Surplus()
         self._ramps, self._probing = True, False
         self._episode_s = 0.0
         self._held = ""
@@ -77,23 +74,27 @@ class Controller:
         """Episodes at once that are aimed at."""
         return self._pace.limit
 
-    @property
-    def ceiling(self) -> float:
-        """Episodes at once that are not passed for now; infinite if none is known."""
-        return self._ceiling.level
-
     def allowed(self, now_s: float) -> int:
         """Return how many episodes may run now: a larger number is reached little by little."""
         return self._pace.allowed(now_s)
 
-    def look(self, seen: Observation) -> Decision | None:
+    def resume(self, limit: int, now_s: float) -> None:
+        """Go on from a number that another has come to."""
+        self._ramps = False
+        self._pace.change(float(limit), now_s)
+
+    def look(self, seen: Observation, *, lag_s: float = 0.0) -> Decision | None:
         """Take an observation in; return a decision if there is one, or a new reason to hold.
 
         Args:
             seen: What happened since the last one.
+            lag_s: Until a decision is known wherever episodes run.
         """
         now_s = seen.now_s
+        self._pace.lag_s = lag_s
         epoch = self._pace.now(now_s)
+        self._levels.late(seen.turns)
+        self._pace.drained(seen.live, now_s)
         epoch.note(seen)
         self._surplus.note_live(seen.live, now_s)
         for seconds in seen.episodes_s:
@@ -120,7 +121,7 @@ class Controller:
     def _change(self, kind: str, limit: float, now_s: float, reason: str) -> Decision | None:
         """Aim at another number of episodes."""
         self._held = ""
-        before, after = self._pace.change(min(max(1.0, limit), float(self._most)), now_s)
+        before, after = self._pace.change(min(max(1.0, limit), float(self.most)), now_s)
         return Decision(kind, before, after, reason) if after != before else None
 
     def _hold(self, why: str, detail: str = "") -> Decision | None:
@@ -141,7 +142,7 @@ class Controller:
         if blame is None:
             return None
         if not blame.guilty:
-            self._ceiling = Bound(math.inf, processes=self._ceiling.processes)
+            self._ceiling = Bound(math.inf)
             reason = f"{_percent(epoch.failing)} of the calls of `{name}` fail with fewer episodes too"
             return self._change("acquitted", blame.limit, now_s, reason)
         self._ramps = self._probing = False
@@ -154,13 +155,12 @@ class Controller:
     def _decide(self, epoch: Epoch, now_s: float) -> Decision | None:
         self._refusals.note(epoch)
         if self._is_full(epoch):
-            # What slows turns down is what all processes run, and each takes back its part of it.
-            share = epoch.demands[-1].share
-            self._levels.add(epoch.mean_live / share, epoch.turns, now_s)
+            hasty = self._ramps
+            self._levels.add(epoch.mean_live, epoch.turns, epoch.settled_s, now_s, hasty=hasty)
             self._pace.turn_s = self._levels.turn_s or 0.0
-            knee = self._levels.knee(epoch.mean_live / share, sure=not self._probing)
-            if knee is not None and share * knee.level < _FEWER * self.limit:
-                return self._back_off(knee._replace(level=share * knee.level), now_s)
+            knee = self._levels.knee(epoch.mean_live, sure=not self._probing, hasty=hasty)
+            if knee is not None and knee.level < _FEWER * self.limit:
+                return self._back_off(knee, now_s)
         if self._probing:
             self._probing = False
             self._ceiling.lift()
@@ -199,7 +199,7 @@ class Controller:
         reason = f"learner starved {_percent(epoch.starved)}"
         if epoch.starved <= _STARVED:
             reason = f"{epoch.batches:.1f} batches of `{self._name}` are ready"
-        if self.limit >= self._most:
+        if self.limit >= self.most:
             return self._hold("actors.max_episodes_per_process allows no more", f"{reason}, but ")
         ceiling = self._ceiling
         room = ceiling.level - self.limit
@@ -212,12 +212,11 @@ class Controller:
             return self._change(
                 "probe", max(self.limit + 1.0, ceiling.level), now_s, f"{reason}: tried again"
             )
-        share = epoch.demands[-1].share
-        is_slow = self._levels.slowness(epoch.mean_live / share) > _SLOW
+        is_slow = self._levels.slowness(epoch.mean_live, hasty=self._ramps) > _SLOW
         self._ramps = self._ramps and not is_slow
         if self._ramps:
             return self._change("more", min(2.0 * self.limit, ceiling.level), now_s, reason)
-        step = max(1.0, share * self._batch_episodes / 8.0)
+        step = max(1.0, self._batch_episodes / 8.0)
         step = step if is_slow else max(step, 0.5 * epoch.starved * self.limit)
         if math.isfinite(room):
             step = min(step, max(1.0, 0.5 * room))

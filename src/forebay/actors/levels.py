@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -15,6 +15,8 @@ _LONGEST: Final = 6.0
 # Levels are compared if one has so many times the episodes of the other.
 _APART: Final = 1.3
 _LEAST_TURNS: Final = 6
+# So many turns that vary as if exponentially distributed are presumed before any have been seen.
+_PRIOR_TURNS: Final = 4.0
 _MOST_TURNS: Final = 2048.0
 # Episodes bring more if doubling them brings this exponent of it, 2 ** 0.35 = 1.27 times the turns.
 _LEAST_GAIN: Final = 0.35
@@ -23,6 +25,8 @@ _MARGIN: Final = 1.15
 # A level brings as much as another if it brings so much of it.
 _AS_GOOD: Final = 0.97
 _FORGET_S: Final = 900.0
+# Turns that end late are added to the level that they began at, of so many of the last ones.
+_LAST_WINDOWS: Final = 4
 
 
 class Turn(NamedTuple):
@@ -64,11 +68,13 @@ class Knee(NamedTuple):
 class _Sums:
     count: float = 0.0
     seconds: float = 0.0
+    squares: float = 0.0
     generator_s: float = 0.0
 
     def scale(self, factor: float) -> None:
         self.count *= factor
         self.seconds *= factor
+        self.squares *= factor
         self.generator_s *= factor
 
 
@@ -85,8 +91,35 @@ class _Level:
         return sum(sums.count for sums in self.turns.values())
 
     @property
-    def mean_s(self) -> float:
-        return sum(sums.seconds for sums in self.turns.values()) / self.count if self.count else 0.0
+    def scatter(self) -> float:
+        """Variance of turns of the same number over the square of their mean; 1 before there are any."""
+        expected = sum(one.seconds**2 / one.count for one in self.turns.values() if one.count)
+        spread = sum(one.squares for one in self.turns.values()) - expected
+        relative = self.count * max(0.0, spread) / expected if expected else 0.0
+        return (relative + _PRIOR_TURNS) / (self.count + _PRIOR_TURNS)
+
+    def add(self, live: float, turns: Collection[Turn], now_s: float) -> None:
+        before = self.count
+        if before > _MOST_TURNS:
+            for sums in self.turns.values():
+                sums.scale(0.5)
+            before *= 0.5
+        self.live = (self.live * before + live * len(turns)) / (before + len(turns))
+        self.seen_s = now_s
+        for turn in turns:
+            sums = self.turns[min(turn.number, _LAST_TURN)]
+            sums.count += 1.0
+            sums.seconds += turn.seconds
+            sums.squares += turn.seconds**2
+            sums.generator_s += turn.generator_s
+
+
+class _Window(NamedTuple):
+    """When about so many episodes ran, and nothing else was tried."""
+
+    since_s: float
+    until_s: float
+    bucket: int
 
 
 class Levels:
@@ -94,10 +127,15 @@ class Levels:
 
     Turns are compared with turns of the same index, so that a mix that changes while first episodes go on is
     not taken for a change of speed. N episodes whose turns take t seconds bring N / t of them a second.
+
+    Of the turns that begin at a number, the short ones end first. So a look in haste is compared with what
+    was known of another number after as hasty a look; otherwise with all that began there.
     """
 
     def __init__(self) -> None:
-        self._levels: dict[int, _Level] = {}
+        self._whole: dict[int, _Level] = {}
+        self._hasty: dict[int, _Level] = {}
+        self._windows: deque[_Window] = deque(maxlen=_LAST_WINDOWS)
         self._mean_s = 0.0
         self._count = 0.0
 
@@ -106,40 +144,47 @@ class Levels:
         """Mean time of the newest turns; None before the first."""
         return self._mean_s if self._count else None
 
-    def add(self, live: float, turns: Iterable[Turn], now_s: float) -> None:
-        """Note turns that began and ended while so many episodes ran."""
+    def add(
+        self, live: float, turns: Iterable[Turn], since_s: float, now_s: float, *, hasty: bool = False
+    ) -> None:
+        """Note turns that began and ended while so many episodes ran.
+
+        Args:
+            live: Episodes.
+            turns: Turns that began since then and have ended.
+            since_s: From when on so many ran.
+            now_s: Monotonic clock.
+            hasty: Whether many turns that began then have not ended.
+        """
         turns = list(turns)
         if not turns or live < 1.0:
             return
         bucket = _bucket(live)
-        level = self._levels.setdefault(bucket, _Level())
-        before = level.count
-        if before > _MOST_TURNS:
-            for sums in level.turns.values():
-                sums.scale(0.5)
-            before *= 0.5
-        level.live = (level.live * before + live * len(turns)) / (before + len(turns))
-        level.seen_s = now_s
-        for turn in turns:
-            self._add(level, turn)
-        self._levels = {key: one for key, one in self._levels.items() if now_s - one.seen_s <= _FORGET_S}
+        self._windows.append(_Window(since_s, now_s, bucket))
+        turns = [self._cut(turn) for turn in turns]
+        for levels in (self._whole, self._hasty) if hasty else (self._whole,):
+            levels.setdefault(bucket, _Level()).add(live, turns, now_s)
+            for key in [key for key, one in levels.items() if now_s - one.seen_s > _FORGET_S]:
+                del levels[key]
 
-    def knee(self, live: float, *, sure: bool = True) -> Knee | None:
+    def late(self, turns: Iterable[Turn]) -> None:
+        """Note turns that may have begun while another number ran."""
+        for turn in turns:
+            window = next((one for one in self._windows if one.since_s <= turn.began_s < one.until_s), None)
+            level = self._whole.get(window.bucket) if window is not None else None
+            if level is not None:
+                level.add(level.live, (self._cut(turn),), level.seen_s)
+
+    def knee(self, live: float, *, sure: bool = True, hasty: bool = False) -> Knee | None:
         """Return the knee below a number of episodes, if there is one.
 
         Args:
             live: Episodes that run now.
             sure: Whether there must be evidence that more episodes bring no more; else that they do.
+            hasty: Whether many turns that began at that number have not ended.
         """
-        above = self._levels.get(_bucket(live))
-        if above is None or above.count < _LEAST_TURNS:
-            return None
-        found = [
-            (level, compared)
-            for level in self._levels.values()
-            if level.live * _APART <= above.live and (compared := _compare(level, above)) is not None
-        ]
-        if not found:
+        above, found = self._compared(live, hasty)
+        if above is None or not found:
             return None
         level, compared = max(found, key=lambda one: one[0].live)
         wider = math.log(above.live / level.live)
@@ -153,27 +198,32 @@ class Levels:
         enough = min(good) if good else level.live / bring[level.live] * _MARGIN
         return Knee(min(enough, above.live), compared.slower, compared.of_environment)
 
-    def slowness(self, live: float) -> float:
-        """Return how many times longer turns take at a number of episodes than at any smaller one.
+    def slowness(self, live: float, *, hasty: bool = False) -> float:
+        """Return how many times longer turns take, at the least, at a number than at a smaller one."""
+        _, found = self._compared(live, hasty)
+        return max((one.slower / math.exp(one.error) for _, one in found), default=1.0)
 
-        Whatever their numbers: turns are few in the beginning, and this is reason for care, not for less.
-        """
-        above = self._levels.get(_bucket(live))
-        if above is None:
-            return 1.0
-        below = [level.mean_s for level in self._levels.values() if level.live < above.live]
-        least_s = min(below, default=0.0)
-        return above.mean_s / least_s if least_s else 1.0
+    def _compared(self, live: float, hasty: bool) -> tuple[_Level | None, list[tuple[_Level, _Compared]]]:
+        """Return what is known of a number, and of smaller ones beside it."""
+        levels = self._hasty if hasty else self._whole
+        above = levels.get(_bucket(live))
+        if above is None or above.count < _LEAST_TURNS:
+            return None, []
+        return above, [
+            (level, compared)
+            for level in levels.values()
+            if level.live * _APART <= above.live and (compared := _compare(level, above)) is not None
+        ]
 
-    def _add(self, level: _Level, turn: Turn) -> None:
+    def _cut(self, turn: Turn) -> Turn:
+        """Shorten a turn that is far longer than the others, and note how long they are."""
         longest_s = _LONGEST * self._mean_s if self._count >= _LEAST_TURNS else math.inf
-        seconds = min(turn.seconds, longest_s)
-        sums = level.turns[min(turn.number, _LAST_TURN)]
-        sums.count += 1.0
-        sums.seconds += seconds
-        sums.generator_s += min(turn.generator_s, seconds)
+        if turn.seconds > longest_s:
+            part = longest_s / turn.seconds
+            turn = turn._replace(generator_s=part * turn.generator_s, environment_s=part * turn.environment_s)
         self._count = min(self._count + 1.0, 256.0)
-        self._mean_s += (seconds - self._mean_s) / self._count
+        self._mean_s += (turn.seconds - self._mean_s) / self._count
+        return turn
 
 
 def _bucket(live: float) -> int:
@@ -205,5 +255,5 @@ def _compare(below: _Level, above: _Level) -> _Compared | None:
         return None
     more_generator_s = generator_s - would_generator_s
     more_s = spent_s - would_s
-    error = math.sqrt(1.0 / num_below + 1.0 / num_above)
+    error = math.sqrt(below.scatter / num_below + above.scatter / num_above)
     return _Compared(spent_s / would_s, error, 2.0 * more_generator_s < more_s)

@@ -16,12 +16,8 @@ _FIRST_PROBE_TURNS: Final = 10.0
 _FIRST_PROBE_S: Final = 60.0
 _LATER: Final = 4.0
 _LAST_PROBE_S: Final = 3600.0
-# A bound that is so much higher than before is a new one; what several are refused, by so many episodes too:
-# what others leave free for a while is not new.
+# A bound that is so much higher than before is a new one.
 _NEW: Final = 1.3
-_NEW_EPISODES: Final = 4.0
-# Times of day times this are spread evenly over their fractions.
-_GOLDEN: Final = 0.6180339887498949
 
 
 class Demand(NamedTuple):
@@ -31,13 +27,11 @@ class Demand(NamedTuple):
         starved: Whether nothing is in the learner's hands.
         batches: Settled groups of the environment, over what a batch owes it.
         steps: Batches that the learner has made use of so far.
-        share: This process's part of the episodes that all processes run, 0 to 1.
     """
 
     starved: bool
     batches: float
     steps: int
-    share: float
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +91,6 @@ class Bound:
         why: Why it is not passed.
         refuses: Whether beyond it calls fail.
         held_at: The number when it was last set.
-        processes: Actor processes that try it, each so many times less often.
     """
 
     level: float
@@ -106,18 +99,14 @@ class Bound:
     why: str = ""
     refuses: bool = False
     held_at: float = 0.0
-    processes: int = 1
 
     def set(self, level: float, now_s: float, turn_s: float, why: str = "", *, refuses: bool = False) -> None:
         """Set it, now, where a turn takes so long."""
-        few = _NEW_EPISODES if refuses and self.processes > 1 else 0.0
-        if level > max(_NEW * self.held_at, self.held_at + few):
+        if level > _NEW * self.held_at:
             self.wait_s = 0.0
         self.level, self.why, self.refuses = level, why, refuses
         self.held_at = level
-        # Processes that try at once would be taken for one that tries far more.
-        spread = self.processes * (0.5 + _GOLDEN * now_s % 1.0) if self.processes > 1 else 1.0
-        later = spread if refuses else _LATER
+        later = 1.0 if refuses else _LATER
         self.wait_s = self.wait_s or later * min(max(_FIRST_PROBE_TURNS * turn_s, 1.0), _FIRST_PROBE_S)
         self.probe_s = now_s + self.wait_s
         self.wait_s = min(2.0 * self.wait_s, _LAST_PROBE_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from forebay.actors.observing import Demand, Epoch
@@ -14,6 +15,8 @@ _HIGH_BATCHES: Final = 1.0
 _EPISODES: Final = 8.0
 _STEPS: Final = 3
 _WINDOW_S: Final = 300.0
+# What runs has become few enough if it is at most this times what is allowed.
+_DRAINED: Final = 1.05
 
 
 class Pace:
@@ -29,24 +32,37 @@ class Pace:
         limit: The number that is aimed at.
         epoch: What was seen since it changed, or was last thought about.
         turn_s: Mean time of a turn; 0 before it is known.
+        lag_s: Until a number is known wherever episodes run.
     """
 
     def __init__(self, first: int) -> None:
         self.limit = self._before = float(first)
         self.epoch: Epoch | None = None
-        self.turn_s = 0.0
+        self.turn_s = self.lag_s = self._falls_until_s = self._full_s = 0.0
 
     def allowed(self, now_s: float) -> int:
         """Return how many may run now."""
         epoch = self.epoch
-        if epoch is None or self.limit <= self._before or now_s >= epoch.settled_s:
+        if epoch is None or self.limit <= self._before or now_s >= self._full_s:
             return max(1, int(self.limit))
-        part = max(0.0, now_s - epoch.began_s) / (epoch.settled_s - epoch.began_s)
+        part = max(0.0, now_s - epoch.began_s) / (self._full_s - epoch.began_s)
         return max(1, int(self._before + (self.limit - self._before) * part))
 
     def is_falling(self, now_s: float) -> bool:
         """Return whether what runs may still be more than is allowed."""
-        return self.epoch is not None and now_s < self.epoch.settled_s and self.limit <= self._before
+        return self.epoch is not None and now_s < self._falls_until_s
+
+    def drained(self, live: int, now_s: float) -> None:
+        """Let a smaller number tell what it brings only once no more than that run."""
+        epoch = self.epoch
+        if (
+            epoch is not None
+            and self.limit < self._before
+            and not epoch.turns
+            and live > _DRAINED * self.limit
+        ):
+            epoch.settled_s = max(epoch.settled_s, math.nextafter(now_s, math.inf))
+            epoch.looks, epoch.live, epoch.waits = 0, 0.0, 0
 
     def now(self, now_s: float) -> Epoch:
         """Return the present epoch; the first begins here."""
@@ -63,8 +79,10 @@ class Pace:
         """Aim at another number; return the one so far, and that."""
         before = self.allowed(now_s)
         self._before, self.limit = float(before), limit
-        settle_s = self.turn_s * (_SETTLE if limit > before else 1.0)
+        self._full_s = now_s + (self.turn_s * _SETTLE if limit > before else 0.0)
+        settle_s = self.turn_s * (_SETTLE if limit > before else 1.0) + self.lag_s
         self.epoch = Epoch(now_s, now_s + settle_s)
+        self._falls_until_s = 0.0 if limit > before else now_s + settle_s
         return before, int(limit)
 
 

@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 
+from forebay.actors.board import Board
 from forebay.actors.boundary import FaultBoundary
 from forebay.actors.control import BatchDemand, claim, make_places
 from forebay.actors.episode import EpisodeRunner
@@ -52,6 +53,7 @@ class ActorPool:
         max_kv_staleness: KV older than this is computed again in a follow-up turn; None to keep it.
         tracer: Records what episodes do.
         batches: What the learner takes at a time; needed where the number of episodes follows it.
+        board: Where the processes of a run that follow it see one another; None for one that is alone.
 
     Attributes:
         counters: Totals by name.
@@ -72,6 +74,7 @@ class ActorPool:
         max_kv_staleness: int | None = None,
         tracer: Tracer = OFF,
         batches: BatchDemand | None = None,
+        board: Board | None = None,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self.episodes = StatsQueue(settings.stats_queue)
@@ -92,7 +95,7 @@ class ActorPool:
         self._num_started = 0
         self._draining, self._stopping, self._wake = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._places = make_places(
-            settings, batches, self._store, self._live.values, clock.monotonic_s, self._wake.set, tracer
+            settings, batches, board, self._store, self._live.values, name, clock, self._wake.set, tracer
         )
 
     async def run(self) -> None:

@@ -12,7 +12,7 @@ _LEAST_FAILURES: Final = 3
 # So many calls tell whether fewer episodes fail less; they do if less than this part of the share is left.
 _LEAST_CALLS: Final = 24
 _STILL: Final = 0.6
-# Other processes may be what is too much; they run fewer too. So it takes several cuts to find out.
+# It takes several cuts to find out.
 _CUTS: Final = 3
 # The larger the share that fails, the fewer episodes: a twentieth fewer and twice that share, within these.
 _FEWER: Final = 0.9
@@ -40,15 +40,11 @@ class Refusals:
     Failures are suspected to be refusals, and fewer episodes are run, several times over. If as many of the
     calls still fail then, they fail anyway, and the number is restored.
 
-    Args:
-        processes: Actor processes, each of which may be what is too much for the others.
-
     Attributes:
         failing_anyway: Share of the calls that fail however few there are, 0 to 1.
     """
 
-    def __init__(self, processes: int = 1) -> None:
-        self._processes = processes
+    def __init__(self) -> None:
         self.failing_anyway = 0.0
         self._good = 0.0
         self._suspect: tuple[float, float, int] | None = None
@@ -78,8 +74,7 @@ class Refusals:
             cuts = 0
         cuts = cuts + 1 if epoch.failing > _STILL * share else 1
         if cuts > _CUTS or (allowed <= 1.0 and cuts > 1):
-            # One episode does not show what those of the other processes do: they get time to become fewer.
-            if epoch.calls < _LEAST_CALLS * (self._processes if allowed <= 1.0 else 1):
+            if epoch.calls < _LEAST_CALLS:
                 return None
             self.failing_anyway, self._suspect = epoch.failing, None
             return Blame(before, guilty=False)

@@ -8,7 +8,9 @@ import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
+from forebay.actors.board import DirectoryBoard
 from forebay.actors.control import BatchDemand
 from forebay.actors.pool import ActorPool
 from forebay.actors.settings import ActorSettings
@@ -37,6 +39,7 @@ async def run_actor(
     max_kv_staleness: int | None = None,
     tracer: Tracer = OFF,
     batches: BatchDemand | None = None,
+    board_path: Path | None = None,
     report: Callable[[ActorPool], None] = lambda _: None,
     report_s: float = 5.0,
 ) -> dict[str, int]:
@@ -57,6 +60,7 @@ async def run_actor(
         max_kv_staleness: KV older than this is computed again in a follow-up turn; None to keep it.
         tracer: Records what episodes do; stays the caller's to close.
         batches: What the learner takes at a time; needed where the number of episodes follows it.
+        board_path: Directory where the actor processes of the run see one another; None for one alone.
         report: Called now and then, and once at the end, with the pool; reads `stats()`, drains `episodes`.
         report_s: Time between two calls.
 
@@ -67,6 +71,7 @@ async def run_actor(
         ConfigError: Tokenizer and model do not fit.
         PeerFailedError: Store or generator failed for too long.
     """
+    name = f"{name}-{os.getpid()}"
     pool = ActorPool(
         store=store,
         generator=generator,
@@ -74,11 +79,12 @@ async def run_actor(
         environments=environments,
         settings=settings,
         run_seed=run_seed,
-        name=f"{name}-{os.getpid()}",
+        name=name,
         clock=clock or SystemClock(),
         max_kv_staleness=max_kv_staleness,
         tracer=tracer,
         batches=batches,
+        board=DirectoryBoard(board_path, name) if board_path is not None else None,
     )
     return await _run_pool(pool, environments.values(), settings, report, report_s)
 

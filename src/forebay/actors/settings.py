@@ -87,7 +87,9 @@ class ActorSettings(BaseModel):
         """Say once what is wrong, not once for each type that it could have been."""
         whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_EPISODES
         if not whole and value != "auto":
-            raise ValueError(f'should be a whole number from 1 to {_MOST_EPISODES}, or "auto"')
+            raise ValueError(
+                f'should be a whole number from 1 to {_MOST_EPISODES}, or "auto", got {value!r:.40}'
+            )
         return value
 
     @model_validator(mode="after")
@@ -113,8 +115,8 @@ class ActorSettings(BaseModel):
 
     @property
     def first_episodes(self) -> int:
-        """Episodes alive at once in the beginning, where their number is found while they run."""
-        return min(max(1, _FIRST_EPISODES // self.processes), self.most_episodes)
+        """Episodes alive at once in the beginning, of all processes, where their number is found later."""
+        return min(_FIRST_EPISODES, self.processes * self.most_episodes)
 
     @property
     def evaluation_episodes(self) -> int:

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from forebay.chat.kinds import NAME_ANOTHER, add_special_tokens, token_ids
 from forebay.errors import ModelError
 
-# Kinds of tokens, by ggml's numbers.
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
-_LLAMA_3: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+# As the models' own files write them; llama.cpp spells out what the letters' case is ignored in.
+_CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS: Final = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA_3: Final = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+_QWEN_2: Final = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+_TEKKEN: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -56,34 +62,20 @@ def bpe_tokenizer(vocabulary: BpeVocabulary) -> Tokenizer:
             "unsupported pre-tokenizer",
             got=repr(vocabulary.split),
             limit=", ".join(map(repr, SPLITS)),
-            remedy="Name the directory of the model's own tokenizer.json in model.tokenizer.",
+            remedy=NAME_ANOTHER,
         )
-    tokenizer = Tokenizer(_bpe(vocabulary))
-    tokenizer.pre_tokenizer = SPLITS[vocabulary.split]()
+    split = SPLITS[vocabulary.split]
+    tokenizer = Tokenizer(_bpe(vocabulary, keeps_words=split.keeps_words))
+    if split.composes:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = split.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
-    added = [
-        AddedToken(token, special=kind == _CONTROL, normalized=False)
-        for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
-        if kind in (_CONTROL, _USER_DEFINED)
-    ]
-    tokenizer.add_tokens(added)
-    if vocabulary.bos_id is not None:
-        bos = vocabulary.tokens[vocabulary.bos_id]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B:1", special_tokens=[(bos, vocabulary.bos_id)]
-        )
+    add_special_tokens(tokenizer, vocabulary.tokens, vocabulary.kinds, vocabulary.bos_id)
     return tokenizer
 
 
-def _bpe(vocabulary: BpeVocabulary) -> models.BPE:
-    tokens, kinds = list(vocabulary.tokens), list(vocabulary.kinds)
-    if len(tokens) != len(kinds):
-        raise ModelError("a token needs one kind", got=len(kinds), limit=len(tokens))
-    while kinds and kinds[-1] == _UNUSED:
-        kinds.pop()
-    ids = {token: token_id for token_id, token in enumerate(tokens[: len(kinds)])}
-    if len(ids) != len(kinds):
-        raise ModelError("the vocabulary has a token twice", got=f"{len(kinds)} ids, {len(ids)} tokens")
+def _bpe(vocabulary: BpeVocabulary, *, keeps_words: bool) -> models.BPE:
+    ids = token_ids(vocabulary.tokens, vocabulary.kinds)
     merges = [tuple(merge.split(" ")) for merge in vocabulary.merges]
     wrong = next((merge for merge in merges if len(merge) != 2), None)
     if wrong is not None:
@@ -94,7 +86,7 @@ def _bpe(vocabulary: BpeVocabulary) -> models.BPE:
     arguments: dict[str, Any] = {
         "vocab": ids,
         "merges": merges,
-        "ignore_merges": vocabulary.split == "llama-bpe",
+        "ignore_merges": keeps_words,
     }
     return models.BPE(**arguments)
 
@@ -107,16 +99,43 @@ def _digits_apart() -> Any:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _bytes_only()])
 
 
-def _llama_3() -> Any:
-    cut = pre_tokenizers.Split(Regex(_LLAMA_3), behavior="isolated")
-    return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+def _by(pattern: str) -> Callable[[], Any]:
+    def make() -> Any:
+        cut = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+        return pre_tokenizers.Sequence(
+            [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+
+    return make
 
 
-SPLITS: Final[dict[str, Callable[[], Any]]] = {
-    "smollm": _digits_apart,
-    "starcoder": _digits_apart,
-    "refact": _digits_apart,
-    "gpt-2": _bytes_only,
-    "llama-bpe": _llama_3,
+class Split(NamedTuple):
+    """How text is cut before merging, and what goes with it.
+
+    Attributes:
+        pre_tokenizer: Makes what cuts.
+        keeps_words: Whether a piece that is a token stays whole, whatever the merges say.
+        composes: Whether letters and their accents are composed first, as the model's own tokenizer does.
+        begins: Whether a text begins with the first token unless a file says otherwise.
+    """
+
+    pre_tokenizer: Callable[[], Any]
+    keeps_words: bool = False
+    composes: bool = False
+    begins: bool = False
+
+
+_LLAMA_3_SPLIT: Final = Split(_by(_LLAMA_3), keeps_words=True, begins=True)
+SPLITS: Final[dict[str, Split]] = {
+    "smollm": Split(_digits_apart),
+    "starcoder": Split(_digits_apart),
+    "refact": Split(_digits_apart),
+    "gpt-2": Split(_bytes_only),
+    "llama-bpe": _LLAMA_3_SPLIT,
+    "llama3": _LLAMA_3_SPLIT,
+    "llama-v3": _LLAMA_3_SPLIT,
+    "qwen2": Split(_by(_QWEN_2), composes=True),
+    "deepseek-r1-qwen": Split(_by(_QWEN_2)),
+    "tekken": Split(_by(_TEKKEN), keeps_words=True, begins=True),
 }
 """How text is cut before merging, by llama.cpp's name of it."""

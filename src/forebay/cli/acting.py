@@ -49,6 +49,7 @@ async def run_actor_process(run: Run, addresses: Sequence[str], name: str) -> No
             max_kv_staleness=run.config.staleness.max_staleness,
             tracer=tracer,
             batches=batch_demand(run),
+            board_path=run.layout.board,
             report=report,
         )
     finally:
@@ -78,6 +79,7 @@ def client_settings(run: Run) -> ClientSettings:
         run_id=run.run_id,
         vocabulary=run.model.num_real_tokens,
         padded_vocabulary=run.model.vocab_size,
+        adapters=run.config.separate_adapters is not None,
     )
 
 

@@ -11,7 +11,7 @@ import typer
 
 from forebay import __version__
 from forebay.cli.lazy import Entry, LazyGroup
-from forebay.errors import ConfigError, ForebayError, PeerFailedError
+from forebay.errors import ConfigError, ForebayError, PeerFailedError, first_cause
 
 
 class Commands(LazyGroup):
@@ -136,7 +136,7 @@ def main() -> None:
     except _UsageError as error:
         raise SystemExit(_report_usage(error)) from None
     except ForebayError as error:
-        _fail(error)
+        _fail(first_cause(error))
     except OSError as error:
         explained = explain(error)
         if explained is None:

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from forebay.cli.audit_choice import Choice, Files, parts_of
+from forebay.cli.audit_options import refuse_unused
 from forebay.cli.audit_parts import PART_NAMES, named_parts
 from forebay.cli.audit_session import Session
 from forebay.cli.auditing import Wanted, parse_concurrency
@@ -63,6 +64,7 @@ Merge = Annotated[
 
 
 def audit(
+    context: typer.Context,
     target: Target = None,
     part: PartOption = None,
     environment: EnvironmentOption = None,
@@ -97,7 +99,9 @@ def audit(
     setup_logging("audit")
     files = Files(out, tuple(merge or ()), replaces=replace)
     known = files.known()
+    given = _given(context)
     if target is None:
+        refuse_unused(given, ())
         files.write(known)
         return
     command = _command(target, part, concurrency, duration, requests)
@@ -115,8 +119,14 @@ def audit(
         answer_tokens=answer_tokens,
         command=command,
     )
+    refuse_unused(given, choice.measured, is_address=choice.is_address)
     with parts_of(choice, known) as make:
         Session(files, known, json=json).run(make)
+
+
+def _given(context: typer.Context) -> list[str]:
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
 
 
 def _command(

@@ -11,14 +11,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import msgspec
 
 from forebay.cli.audit_jobs import Failed, Job, LearnerFound, Message, Said
 from forebay.cli.roles import configure_jax
 from forebay.cli.runs import Run, join_run
-from forebay.errors import ConfigError, ForebayError
+from forebay.errors import ForebayError
 from forebay.launch.placement import settle_in
 from forebay.planner.audit_calls import times
 from forebay.planner.distribution import sampled
@@ -39,13 +39,14 @@ _LEAST: Final = 3
 
 def main() -> None:
     """Do what standard input asks for, and say on standard output what comes of it."""
-    settle_in()
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    try:
-        for message in work(job):
-            _send(message)
-    except ForebayError as error:
-        _send(Failed(str(error), error.exit_code))
+    with _taken_output() as out:
+        settle_in()
+        job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+        try:
+            for message in work(job):
+                _send(message, out)
+        except ForebayError as error:
+            _send(Failed(str(error), error.exit_code), out)
 
 
 def work(job: Job) -> Iterator[Message]:
@@ -63,22 +64,22 @@ def work(job: Job) -> Iterator[Message]:
     yield from _time_learner(run, job, device)
 
 
-def _send(message: Message) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
-    sys.stdout.buffer.flush()
+def _taken_output() -> BinaryIO:
+    """Return standard output for messages alone: what anything else prints goes to standard error."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return out
+
+
+def _send(message: Message, out: BinaryIO) -> None:
+    out.write(msgspec.json.encode(message) + b"\n")
+    out.flush()
 
 
 def _device() -> str:
-    import jax
+    from forebay.models.sharding import find_devices
 
-    try:
-        devices = jax.devices()
-    except (RuntimeError, AssertionError) as error:  # the latter where a platform's plug-in is missing
-        wanted = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
-        raise ConfigError(
-            f"JAX finds no device: {next(iter(str(error).splitlines()), wanted)}",
-            remedy="Unset JAX_PLATFORMS or set it to one that is there, such as cpu; see forebay doctor.",
-        ) from None
+    devices = find_devices()
     return f"{len(devices)} x {devices[0].device_kind}"
 
 
@@ -106,10 +107,11 @@ def _time_learner(run: Run, job: Job, device: str) -> Iterator[Message]:
     reference = make_reference(run, parts, weights.trained, PolicyVersion(0, 0))
     timer = StepTimer(parts.programs, weights.trained, parts.annotators(reference), run.config.learner)
     lengths = [Length(*length) for length in job.lengths]
-    whole = made_up_batch(parts.pack, lengths, run.config.division.size)
+    vocabulary = run.model.num_real_tokens
+    whole = made_up_batch(parts.pack, lengths, run.config.division.size, vocabulary)
     yield Said(f"learner: {len(names)} programs compiled in {found.compile_s:.0f} s; timing steps")
     for part in part_batches(lengths, run.config.division.size, run.config.batching.minibatches):
-        batch = made_up_batch(parts.pack, part, run.config.division.size)
+        batch = made_up_batch(parts.pack, part, run.config.division.size, vocabulary)
         share = _PARTS[len(found.levels)][1]
         if not found.levels:
             timer.train(batch)  # the first one allocates

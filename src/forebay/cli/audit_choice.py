@@ -15,6 +15,7 @@ from forebay.config import load_config
 from forebay.envs.conformance.watch import Stall
 from forebay.errors import ConfigError
 from forebay.planner.profile import Profile, conflicts, merge_profiles, read_profile, write_profile
+from forebay.telemetry.files import require_place
 
 if TYPE_CHECKING:
     from forebay.cli.audit_rig import Rig
@@ -34,7 +35,7 @@ class Choice(NamedTuple):
         seconds_s: Time for each part; None for their own.
         environments: How environments are measured.
         generator: Address of a generator that is to be taken.
-        token_env: Variable with its token.
+        token_env: Variable with its token; None for that of the configuration.
         requests: At a time, load by load; None to choose by its slots.
         prompt_tokens: Of prompts that are made up.
         answer_tokens: Of the answers to them.
@@ -63,6 +64,13 @@ class Choice(NamedTuple):
         """Whether the target is a configuration."""
         return self.target.endswith(".toml") or Path(self.target).is_file()
 
+    @property
+    def measured(self) -> tuple[PartName, ...]:
+        """The parts that are measured, in this order, if the target has them."""
+        if self.is_address:
+            return ("generator",)
+        return self.parts or (PART_NAMES if self.is_file else ("environment",))
+
     def limit_s(self, part: PartName) -> float:
         """Return the time to measure a part."""
         return self.seconds_s or _LIMITS_S[part]
@@ -85,8 +93,11 @@ class Files(NamedTuple):
         """Return what the files hold; refused before anything is measured if it cannot be used.
 
         Raises:
-            ConfigError: A file is no profile of this version, or a part is in two of them.
+            ConfigError: A file is no profile of this version, or a part is in two of them; or what is to be
+                written cannot be.
         """
+        if self.out is not None:
+            require_place(self.out)
         paths = [*([self.out] if self.out is not None and self.out.exists() else []), *self.merge]
         profiles = [read_profile(path) for path in paths]
         self._refuse(conflicts(profiles), " and ".join(map(str, paths)))
@@ -148,7 +159,7 @@ def _parts(choice: Choice, known: Profile, on_stuck: OnStuck, stack: ExitStack) 
         if choice.is_address:
             yield _generator(choice, None)
             return
-    names = choice.parts or (PART_NAMES if choice.is_file else ("environment",))
+    names = choice.measured
     if "environment" in names:
         for auditor in audited(choice.target, choice.environment, choice.environments):
             yield EnvironmentPart(auditor, on_stuck)
@@ -159,6 +170,12 @@ def _parts(choice: Choice, known: Profile, on_stuck: OnStuck, stack: ExitStack) 
     traffic = {} if known.generator is None else dict(known.generator.traffic)
     config = load_config(Path(choice.target))
     rig = stack.enter_context(Rig(config, choice.generator, traffic, SystemClock()))
+    if choice.token_env is not None and rig.given is None:
+        raise ConfigError(
+            "--token-env is for a generator at a URL, and this one is started here",
+            got=f"--token-env {choice.token_env}",
+            remedy="Name its URL with --generator, or set generator.token_env.",
+        )
     for name in names:
         # A generator that runs already is not given other weights.
         if name == "weights" and choice.parts is None and rig.given is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal
+from contextlib import contextmanager, suppress
+from typing import Final, Literal
 
 import msgspec
 
@@ -18,6 +19,9 @@ from forebay.planner.distribution import Distribution
 from forebay.planner.profile_records import LearnerBucket, LearnerLevel
 
 _END_S = 5.0
+# Longer than any train step compiles; a device that another process holds is waited for without a word.
+_PATIENCE_S: Final = 1800.0
+_CHUNK_BYTES: Final = 65_536
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +90,7 @@ def started(job: Job, cpus: tuple[int, ...]) -> Iterator[Iterator[Message]]:
 
     Raises:
         ConfigError: It says that a setting cannot work.
-        PeerFailedError: It failed otherwise.
+        PeerFailedError: It failed otherwise, or says nothing any more.
     """
     env = os.environ | {PARENT_VARIABLE: str(os.getpid()), CPUS_VARIABLE: ",".join(map(str, cpus))}
     # Its own session keeps Ctrl-C away from it: what it has measured is kept, then it is ended here.
@@ -98,7 +102,7 @@ def started(job: Job, cpus: tuple[int, ...]) -> Iterator[Iterator[Message]]:
         start_new_session=True,
     )
     try:
-        yield _messages(process, job)
+        yield messages_of(process, job, _PATIENCE_S + job.limit_s)
     finally:
         process.kill()
         process.wait(_END_S)
@@ -107,17 +111,60 @@ def started(job: Job, cpus: tuple[int, ...]) -> Iterator[Iterator[Message]]:
                 stream.close()
 
 
-def _messages(process: subprocess.Popen[bytes], job: Job) -> Iterator[Message]:
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(msgspec.json.encode(job))
-    process.stdin.close()
-    for line in process.stdout:
+def messages_of(process: subprocess.Popen[bytes], job: Job, patience_s: float) -> Iterator[Message]:
+    """Give a process its job and yield what it says of it, until it ends.
+
+    Waits for: the process. Unblocked by: its messages, its end, and `patience_s`.
+
+    Args:
+        process: Its standard input and output are pipes.
+        job: What is wanted.
+        patience_s: Longest time without a word, and until it has ended after the last one.
+
+    Raises:
+        ConfigError: It says that a setting cannot work.
+        PeerFailedError: It failed otherwise, or says nothing any more.
+    """
+    assert process.stdin is not None
+    # One that has died already says why with its exit code.
+    with suppress(BrokenPipeError):
+        process.stdin.write(msgspec.json.encode(job))
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    who = f"the process that measures the {job.kind}"
+    for line in _lines(process, who, patience_s):
         message = msgspec.json.decode(line, type=Message)
         if isinstance(message, Failed):
             kind = ConfigError if message.code == ConfigError.exit_code else PeerFailedError
             raise kind(message.text)
         yield message
-    if code := process.wait():
+    try:
+        code = process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        raise _silent(who, patience_s) from None
+    if code:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        remedy = "Not enough memory, or see what it wrote above."
-        raise PeerFailedError(f"the process that measures the {job.kind} {how}", remedy=remedy)
+        raise PeerFailedError(f"{who} {how}", remedy="Not enough memory, or see what it wrote above.")
+
+
+def _lines(process: subprocess.Popen[bytes], who: str, patience_s: float) -> Iterator[bytes]:
+    assert process.stdout is not None
+    begun = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            if not selector.select(patience_s):
+                raise _silent(who, patience_s)
+            chunk = os.read(process.stdout.fileno(), _CHUNK_BYTES)
+            if not chunk:
+                return
+            *whole, begun = (begun + chunk).split(b"\n")
+            yield from whole
+
+
+def _silent(who: str, patience_s: float) -> PeerFailedError:
+    return PeerFailedError(
+        f"{who} says nothing any more",
+        limit=f"{patience_s:g} s",
+        remedy="Another process may hold the device; or see what it wrote above.",
+    )

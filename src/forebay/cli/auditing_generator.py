@@ -173,7 +173,10 @@ class GeneratorPart:
         if self._rig is None:
             return ClientSettings(token_env=self._token_env, **_FOREIGN)
         settings = self._rig.client_settings
-        return settings.model_copy(update=_FOREIGN) if self._is_given else settings
+        if not self._is_given:
+            return settings
+        token = {} if self._token_env is None else {"token_env": self._token_env}
+        return settings.model_copy(update=_FOREIGN | token)
 
     async def _info(self, client: HttpGenerator) -> GeneratorInfo:
         if self._is_given:

@@ -70,6 +70,7 @@ class LearnerPart:
                 buckets=found.buckets,
                 apply_s=found.apply_s,
                 compile_s=round(found.compile_s, 3),
+                alone=True,
             )
         )
 
@@ -78,7 +79,7 @@ class LearnerPart:
         found = self._found
         if found is None:
             return
-        title = f"\nlearner, {found.num_programs} programs on {found.device}"
+        title = f"\nlearner, {found.num_programs} programs on {found.device}, alone on this machine"
         console.print(title, style="bold", markup=False)
         rows: list[tuple[str, Distribution | None]] = [
             (f"step of {level.trajectories} trajectories", level.step_s) for level in found.levels

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 from forebay.actors.boundary import FaultBoundary
@@ -12,9 +14,10 @@ from forebay.actors.episode import Assignment, EpisodeRunner
 from forebay.chat import Chat
 from forebay.clock import Clock
 from forebay.config import RunConfig
+from forebay.envs.foreign import attempt
 from forebay.envs.latency import LatencySettings
 from forebay.envs.registry import EnvironmentKind, load_environment, load_task_sets
-from forebay.errors import EnvironmentFailure, GenerationError, ModelError, RecordError
+from forebay.errors import EnvironmentFailure, ForebayError, GenerationError, ModelError, RecordError
 from forebay.generation.protocol import Generator, GeneratorInfo
 from forebay.planner.profile_records import Traffic
 from forebay.planner.traffic import Conversation, Recorder, traffic_of
@@ -23,6 +26,9 @@ from forebay.trajectory import Task, Trajectory
 _WANTED_EPISODES: Final = 32
 _MOST_AT_ONCE: Final = 64
 _CANCEL_S: Final = 10.0
+# As long as a generator may take to start.
+_OPEN_S: Final = 600.0
+_CLOSE_S: Final = 15.0
 
 
 class Rehearsal(NamedTuple):
@@ -57,6 +63,7 @@ async def rehearse(
 
     Raises:
         ConfigError: An environment cannot be made, or has no tasks.
+        EnvironmentFailure: One cannot be opened.
     """
     recorder = Recorder(generator)
     without_delays = {
@@ -77,15 +84,43 @@ async def rehearse(
     )
     played: dict[str, Trajectory] = {}
     failed: Counter[str] = Counter()
-    try:
-        for kind in kinds.values():
-            await kind.open()
+    async with opened(kinds):
         await _play(runner, _episodes(config, kinds, clock), info.slots, limit_s, played, failed)
-    finally:
-        for kind in kinds.values():
-            await kind.close()
     reasons = tuple(reason for reason, _ in failed.most_common())
     return Rehearsal(recorder.conversations(list(played)), traffic_of(played, recorder), reasons)
+
+
+@asynccontextmanager
+async def opened(
+    kinds: Mapping[str, EnvironmentKind], *, open_s: float = _OPEN_S, close_s: float = _CLOSE_S
+) -> AsyncIterator[None]:
+    """Open environments, and close every one of them in the end, whatever the others do.
+
+    Args:
+        kinds: By name.
+        open_s: Longest time to open one.
+        close_s: Longest time to close one; it is left then.
+
+    Raises:
+        EnvironmentFailure: One cannot be opened.
+    """
+    try:
+        for name, kind in kinds.items():
+            await _open(name, kind, open_s)
+        yield
+    finally:
+        for kind in kinds.values():
+            await attempt(kind.close, timeout_s=close_s, name="close")
+
+
+async def _open(name: str, kind: EnvironmentKind, limit_s: float) -> None:
+    opening = await attempt(kind.open, timeout_s=limit_s, name="open")
+    if opening.timed_out:
+        raise EnvironmentFailure(f"environment {name} does not open", limit=f"{limit_s:g} s")
+    if isinstance(opening.error, ForebayError):
+        raise opening.error
+    if opening.error is not None:
+        raise EnvironmentFailure(f"environment {name} does not open: {opening.reason}")
 
 
 def _episodes(

@@ -22,7 +22,7 @@ from forebay.cli.runs import Run
 from forebay.clock import Clock
 from forebay.errors import ConfigError, PeerFailedError
 from forebay.generation.client import HttpGenerator, read_token
-from forebay.generation.protocol import GenerationRequest
+from forebay.generation.protocol import GenerationRequest, Generator
 from forebay.planner.audit_calls import times
 from forebay.planner.profile import Profile, WeightsProfile
 from forebay.planner.replaying import Replayer
@@ -146,35 +146,53 @@ class WeightsPart:
             await asyncio.sleep(2 * run.config.generator.poll_weights_s * rng.random())
             version = version._replace(version=version.version + 1)
             publish = functools.partial(publisher.publish, version, tensors, adapter=manifest.adapter)
-            await self._publish(client, publish, request, version)
+            published_s, first_token_s = await time_publication(client, publish, request, version)
+            self._first_token_s.append(first_token_s)
+            self._publish_s.append(published_s)
 
-    async def _publish(
-        self,
-        client: HttpGenerator,
-        publish: Callable[[], Path],
-        request: GenerationRequest,
-        version: PolicyVersion,
-    ) -> None:
-        wanted = msgspec.structs.replace(
-            request,
-            request_id=f"weights-{version.version}",
-            max_tokens=1,
-            min_version=version,
-            deadline_s=_PATIENCE_S,
-        )
-        # It waits in the queue already when the weights come, as the calls of a synchronous run do.
-        answer = asyncio.create_task(client.generate(wanted))
-        await asyncio.sleep(0)
-        began_s = time.monotonic()
+
+async def time_publication(
+    generator: Generator,
+    publish: Callable[[], Path],
+    request: GenerationRequest,
+    version: PolicyVersion,
+) -> tuple[float, float]:
+    """Publish a version; return the time until it is visible, and until its first token is there, in seconds.
+
+    Args:
+        generator: Who follows the publications.
+        publish: Publishes it.
+        request: What is asked meanwhile.
+        version: Which.
+
+    Raises:
+        PeerFailedError: The generator does not take it up.
+        OSError: It cannot be written.
+    """
+    wanted = msgspec.structs.replace(
+        request,
+        request_id=f"weights-{version.version}",
+        max_tokens=1,
+        min_version=version,
+        deadline_s=_PATIENCE_S,
+    )
+    # It waits in the queue already when the weights come, as the calls of a synchronous run do.
+    answer = asyncio.create_task(generator.generate(wanted))
+    await asyncio.sleep(0)
+    began_s = time.monotonic()
+    try:
         await asyncio.to_thread(publish)
         published_s = time.monotonic() - began_s
         completion = await answer
-        if completion.finish == "deadline":
-            raise PeerFailedError(
-                f"the generator did not take up version {version.version}", limit=f"{_PATIENCE_S:g} s"
-            )
-        self._first_token_s.append(time.monotonic() - began_s)
-        self._publish_s.append(published_s)
+        first_token_s = time.monotonic() - began_s
+    finally:
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
+    if completion.finish == "deadline":
+        raise PeerFailedError(
+            f"the generator did not take up version {version.version}", limit=f"{_PATIENCE_S:g} s"
+        )
+    return published_s, first_token_s
 
 
 def _published(run: Run) -> tuple[Manifest, Tensors]:

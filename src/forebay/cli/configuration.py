@@ -27,6 +27,9 @@ Overrides = Annotated[
 def check(config: ConfigPath, overrides: Overrides = None) -> None:
     """Check a configuration without starting anything.
 
+    Models, adapters, data and addresses that it names may be on another machine: `forebay train --dry-run`
+    looks at them.
+
     Examples:
         forebay config check examples/calculator.toml
         forebay config check examples/calculator.toml staleness.max_staleness=4

@@ -48,7 +48,8 @@ def check_servers(config: RunConfig, model: ModelConfig) -> None:
             limit=f"<= {MAX_TEMPERATURE:g}",
             remedy="Lower it, or leave generator.vllm empty.",
         )
-    asyncio.run(check_vllm(config.generator, token=read_token(config.generator.token_env), model=model))
+    token = read_token(config.generator.token_env)
+    asyncio.run(check_vllm(config.generator, token=token, model=model, lora=config.separate_adapters))
 
 
 async def _control(run: Run, records: Path) -> None:
@@ -66,6 +67,7 @@ async def _control(run: Run, records: Path) -> None:
             token=read_token(settings.token_env),
             run_id=run.run_id,
             model=run.model,
+            lora=run.config.separate_adapters,
             report=lambda update: writer.write(update.version.version, dict(_values(update))),
         )
 

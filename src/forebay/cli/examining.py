@@ -23,6 +23,7 @@ from forebay.launch.probes import (
     network,
     storage,
 )
+from forebay.learner.checkpoint_places import check_place
 from forebay.learner.run_directory import RunLayout
 
 _DEFAULT_RUNS = Path("runs")
@@ -78,8 +79,10 @@ def probes_for(subject: Subject, clock: Clock) -> Iterator[Probe]:
 
 
 def _machine_probes(config: RunConfig, clock: Clock) -> Iterator[Probe]:
-    num_devices = config.mesh.num_devices
-    yield Probe("devices", lambda: devices.look_at_devices(num_devices), devices.LIMIT_S + 1.0)
+    # Several processes of a learner may be on several hosts, or make virtual devices on a CPU.
+    num_devices = config.mesh.num_devices if config.learner.processes == 1 else 1
+    wanted = num_devices, config.compute.attention
+    yield Probe("devices", lambda: devices.look_at_devices(*wanted), devices.LIMIT_S + 1.0)
     yield Probe("cores", machine.look_at_cores)
     yield Probe("memory", machine.look_at_memory)
     yield Probe("shared memory", machine.look_at_shared_memory)
@@ -128,6 +131,8 @@ def _run_probes(config: RunConfig, path: Path) -> Iterator[Probe]:
         lambda: preflight.check_disk(config, path, preflight.check_model_files(config)),
         "checkpoints and weights fit the disk",
     )
+    if config.learner.checkpoint_path is not None:
+        yield _check("checkpoint place", lambda: check_place(config.learner), "takes what a run does to it")
     yield _check(
         "placement",
         lambda: divide_cpus(sorted(os.sched_getaffinity(0)), launch.learner_cpus, launch.other_cpus),

@@ -12,6 +12,7 @@ from forebay.cli.roles import RunPath, configure_jax
 from forebay.cli.runs import ExportDtype, Run, join_run
 from forebay.cli.versions import checkpoint, published
 from forebay.errors import ConfigError
+from forebay.telemetry.files import require_place
 
 
 def export(
@@ -38,12 +39,18 @@ def export(
     """
     require_learner_packages()
     from forebay.models.checkpoint_io import save_model
+    from forebay.models.hf import without_padding
     from forebay.models.source import source_tokenizer_files
 
-    if to.exists():
-        raise ConfigError(f"{to} exists already", remedy="Choose another directory.")
-    if best + (version is not None) + (step is not None) > 1:
-        raise ConfigError("--best, --step and --version name two versions", remedy="Give one of them.")
+    _refuse_contradictions(best=best, step=step, version=version)
+    if adapter and dtype != "float32":
+        raise ConfigError(
+            "adapters are written as they are trained",
+            got=f"--dtype {dtype}",
+            limit="float32",
+            remedy="Leave out --dtype, or leave out --adapter for the whole model.",
+        )
+    require_place(to, is_new=True)
     joined = join_run(run)
     if adapter:
         _export_adapters(joined, to, best=best, step=step, version=version)
@@ -52,9 +59,25 @@ def export(
         found, tensors = checkpoint(joined, step)
     else:
         found, tensors = published(joined, version)
+    model = joined.model
+    if joined.config.model.path is None:  # else the model's own vocabulary, which may be padded too
+        tensors, model = without_padding(tensors, model)
     files = source_tokenizer_files(joined.model_directory)
-    save_model(to, joined.model, tensors, files=files, dtype=dtype)
+    save_model(to, model, tensors, files=files, dtype=dtype)
     typer.echo(f"version {found.version} (incarnation {found.incarnation}) written to {to}")
+
+
+def _refuse_contradictions(*, best: bool, step: int | None, version: int | None) -> None:
+    given = [
+        f"--{name} {value}" for name, value in (("step", step), ("version", version)) if value is not None
+    ]
+    given += ["--best"] if best else []
+    if len(given) > 1:
+        raise ConfigError(
+            "each of --best, --step and --version names what is exported",
+            got=" ".join(given),
+            remedy="Give one of them.",
+        )
 
 
 def _export_adapters(run: Run, to: Path, *, best: bool, step: int | None, version: int | None) -> None:

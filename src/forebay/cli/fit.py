@@ -17,6 +17,7 @@ from forebay.learner.fit.report import Generator, Report, make_report, to_json, 
 from forebay.learner.fit.search import Candidate, Judge, Wanted, search
 from forebay.learner.fit.shapes import load_model
 from forebay.learner.fit.verdict import HEADROOM, Verdict, by_arithmetic, by_compiler, needed_bytes
+from forebay.learner.fit.work import exchange_rounds
 from forebay.models.config import ModelConfig
 
 _STEP = ("accumulate", "apply")
@@ -38,7 +39,9 @@ def fit(
         int | None, typer.Option(min=1, help="Rows of a micro-batch; by default as many as fit.")
     ] = None,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a row.")] = 4096,
-    remat: Annotated[str | None, typer.Option(help="none, dots or full; by default the best.")] = None,
+    remat: Annotated[
+        str | None, typer.Option(help="none, elementwise, dots or full; by default the best.")
+    ] = None,
     slots: Annotated[
         int, typer.Option(min=0, max=4096, help="Slots of a generator to size too; 0 for none.")
     ] = 0,
@@ -104,7 +107,14 @@ def _judge(config: ModelConfig, chips: Topology, compiler: Compiler | None) -> J
         plan = candidate.plan
         _say(f"{chips.name}: {plan.describe()}")
         job = Job(
-            config.to_hf(), chips.name, _STEP, plan.mesh.model_dump(), plan.rows, plan.length, plan.remat
+            config.to_hf(),
+            chips.name,
+            _STEP,
+            plan.mesh.model_dump(),
+            plan.rows,
+            plan.length,
+            plan.remat,
+            exchange_rounds=exchange_rounds(config, plan),
         )
         programs = compiler.compile(job, chips)
         verdict = by_compiler(candidate.memory, programs, chips, plan.micro_batches)

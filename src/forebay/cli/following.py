@@ -26,12 +26,14 @@ class Follower:
 
     Attributes:
         step_s: How long the last few steps took.
+        newest_step: The highest step seen; a learner that resumes trains lower ones again. 0 before any.
     """
 
     def __init__(self, path: Path, printer: ProgressPrinter) -> None:
         self._path = path
         self._printer = printer
         self.step_s: deque[float] = deque(maxlen=_STEPS_KEPT)
+        self.newest_step = 0
         self._offset = path.stat().st_size if path.exists() else 0
 
     def look(self) -> None:
@@ -50,7 +52,9 @@ class Follower:
         # A line that a crash cut is not whole even if it has an end: it is no reason to end a run.
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
             newest = whole.rpartition(b"\n")[2]
-            self._printer.update(msgspec.json.decode(newest, type=Progress))
+            progress = msgspec.json.decode(newest, type=Progress)
+            self._printer.update(progress)
+            self.newest_step = max(self.newest_step, progress.step)
             step_s = msgspec.json.decode(newest, type=_Timed).step_s
             if step_s is not None:
                 self.step_s.append(step_s)

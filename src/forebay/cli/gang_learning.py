@@ -143,7 +143,13 @@ def follow_learner(run: Run, gang: Gang, settle_thread: Callable[[], None], stac
     initial = weights.trained
     parts.programs.frozen.hold(weights.frozen)
     warm_up(run, parts, bare, initial, lambda: gang.barrier(COMPILED))
-    checkpointer = Checkpointer(run.layout.checkpoints, background=True, peers=gang, on_start=settle_thread)
+    checkpointer = Checkpointer(
+        run.checkpoints,
+        background=True,
+        timeout_s=config.learner.checkpoint_timeout_s,
+        peers=gang,
+        on_start=settle_thread,
+    )
     stack.callback(checkpointer.close)
     restored = checkpointer.restore_newest(parts.template)
     saved: SavedState | None = restored.state if restored else None
@@ -169,4 +175,9 @@ def follow_learner(run: Run, gang: Gang, settle_thread: Callable[[], None], stac
         save=save,
         copy=gathering.start,
     )
-    Follower(gang, learner, bare, config.learner.no_progress_s, checkpointer.check).follow()
+
+    def check() -> None:
+        checkpointer.check()
+        gathering.check()
+
+    Follower(gang, learner, bare, config.learner.no_progress_s, check).follow()

@@ -34,11 +34,12 @@ from forebay.models.hf import to_hf_tensors
 from forebay.models.lora_layout import to_peft_tensors
 from forebay.models.params import Params, init_params
 from forebay.models.router_loss import router_loss_weights
-from forebay.models.sharding import make_mesh
+from forebay.models.sharding import find_devices, make_mesh
 from forebay.objectives.build import build_objective
 from forebay.objectives.denominators import batch_denominator
 from forebay.objectives.inputs import summarize
 from forebay.objectives.settings import ObjectiveSettings
+from forebay.telemetry.files import require_place
 from forebay.trajectory import PolicyVersion
 from forebay.weights.adapters import merge
 
@@ -55,10 +56,10 @@ def imitate(config: RunConfig, to: Path) -> None:
         to: Model directory to make.
 
     Raises:
-        ConfigError: The directory exists, or there is nothing to imitate.
+        ConfigError: The directory exists, there is no device, or there is nothing to imitate.
     """
-    if to.exists():
-        raise ConfigError(f"{to} exists already", remedy="Choose another --to.")
+    require_place(to, is_new=True)
+    find_devices()
     check_model_files(config)
     model, chat = resolve_model(config)
     examples = demonstrations(config, chat)

@@ -9,7 +9,7 @@ import typer
 
 from forebay.cli.preflight import require_learner_packages
 from forebay.cli.runs import ExportDtype
-from forebay.errors import ConfigError
+from forebay.telemetry.files import require_place
 
 
 def import_model(
@@ -30,8 +30,7 @@ def import_model(
     from forebay.models.gguf_file import read_gguf
     from forebay.models.gguf_tensors import read_hf_tensors
 
-    if to.exists():
-        raise ConfigError(f"{to} exists already", remedy="Choose another directory.")
+    require_place(to, is_new=True)
     header = read_gguf(file)
     gguf_config(header)  # before its tokenizer: a model that is not supported is refused as that
     files = tokenizer_files(header)

@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from forebay.errors import ConfigError
+from forebay.telemetry.files import require_place
 
 app = typer.Typer(help="Write files to begin with, which work as they are.", no_args_is_help=True)
 
@@ -87,10 +88,9 @@ def write_environment(name: str, directory: Path) -> None:
         directory: Must not exist.
 
     Raises:
-        ConfigError: The directory exists.
+        ConfigError: The directory exists, or cannot be made.
     """
-    if directory.exists():
-        raise ConfigError(f"{directory} exists already", remedy="Choose another directory: --to DIRECTORY.")
+    require_place(directory, is_new=True)
     words = {"name": name, "class_name": class_name_of(name)}
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = directory.with_name(f".partial-{directory.name}")

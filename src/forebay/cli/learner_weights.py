@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import jax
-import msgspec
 import numpy as np
 
 from forebay.cli.learner_parts import initial_params
+from forebay.cli.origins import Origin, check_origin
 from forebay.cli.runs import Run
 from forebay.config import RunConfig
 from forebay.errors import ConfigError
 from forebay.learner.checkpoint import load_best, load_step
-from forebay.learner.checkpoint_manifest import list_steps
 from forebay.learner.reference import SavedState
 from forebay.models.config import ModelConfig
 from forebay.models.hf import to_hf_tensors
@@ -26,7 +25,6 @@ from forebay.models.lora_layout import num_adapter_parameters, to_peft_tensors
 from forebay.models.params import Params, init_params
 from forebay.models.settings import LoraSettings
 from forebay.models.value_head import without_value_head
-from forebay.telemetry.files import write_atomically
 from forebay.trajectory import PolicyVersion
 from forebay.weights.adapters import AdapterRecord, merge
 from forebay.weights.publisher import WeightPublisher
@@ -38,18 +36,6 @@ _FILE: Final = "base.json"
 _TRAINED_BYTES: Final = 16
 # New adapters must not be drawn from the numbers that a new model is drawn from.
 _ADAPTER_STREAM: Final = 1_000_000
-
-
-class BaseRecord(msgspec.Struct, frozen=True):
-    """Which model the adapters of a run belong to.
-
-    Args:
-        source: Where it came from.
-        digest: xxh3-128 of its tensors; equal for bit-identical ones.
-    """
-
-    source: str
-    digest: str
 
 
 class LearnerWeights:
@@ -71,31 +57,24 @@ class LearnerWeights:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._published_base: str | None = None
+        self._base: Tensors = {}
+        self.frozen: Params = {}
         self.lora = run.config.model.adapters
-        params = initial_params(run)
         if self.lora is None:
-            self.frozen: Params = {}
-            self.trained = params
+            self.trained = initial_params(run)
             return
-        dtype = np.dtype(run.config.compute.compute_dtype)
-        self.frozen = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), params)
+        self.frozen, self._base = frozen_model(run)
         self.trained = initial_adapters(run.config, run.model, self.lora)
-        check_base(run.layout.path, run.config.model.path or "run.seed", digest_of(self._base))
-        logger.info(described_saving(run, self.lora, dtype.itemsize))
+        itemsize = np.dtype(run.config.compute.compute_dtype).itemsize
+        logger.info(described_saving(run, self.lora, itemsize))
 
     def tensors(self, trained: Params) -> Tensors:
         """Return what a version of trained host parameters is published as, by name."""
         if self.lora is None:
             return to_hf_tensors(trained, self._run.model)
         if self._run.config.weights.adapters == "merged":
-            return self.merged(trained)
+            return merged_weights(self._base, trained, self._run.model, self.lora)
         return to_peft_tensors(without_value_head(trained), self._run.model, self.lora)
-
-    def merged(self, trained: Params) -> Tensors:
-        """Return the whole weights that compute what the model with trained adapters computes."""
-        assert self.lora is not None
-        adapters = to_peft_tensors(without_value_head(trained), self._run.model, self.lora)
-        return merge(self._base, adapters, self.lora.scale)
 
     def digest(self, trained: Params) -> str:
         """Return the digest that host parameters are published under."""
@@ -109,10 +88,6 @@ class LearnerWeights:
                 self._published_base = publisher.publish_base(self._base)
             adapter = AdapterRecord(base=self._published_base, scale=self.lora.scale)
         publisher.publish(version, self.tensors(trained), adapter=adapter)
-
-    @functools.cached_property
-    def _base(self) -> Tensors:
-        return to_hf_tensors(self.frozen, self._run.model)
 
 
 def initial_adapters(config: RunConfig, model: ModelConfig, lora: LoraSettings) -> Params:
@@ -134,35 +109,36 @@ def initial_adapters(config: RunConfig, model: ModelConfig, lora: LoraSettings) 
     return drawn
 
 
-def check_base(path: Path, source: str, digest: str) -> None:
-    """Refuse another model than the one that a run's adapters were started on; note it at the start.
+def frozen_model(run: Run) -> tuple[Params, Tensors]:
+    """Return the model under a run's adapters: host parameters in the type of the computation, and tensors.
+
+    It is noted in the run directory when the run begins.
 
     Args:
-        path: The run directory.
-        source: Where the model comes from.
-        digest: Of its tensors.
+        run: One that trains adapters.
 
     Raises:
-        ConfigError: It has changed, or the record is damaged.
+        ConfigError: It is not the model that the run's adapters were started on.
+        ModelError: It is missing or damaged.
     """
-    record, now = path / _FILE, BaseRecord(source, digest)
-    if not record.exists():
-        write_atomically(record, msgspec.json.format(msgspec.json.encode(now), indent=1))
-        return
-    try:
-        before = msgspec.json.decode(record.read_bytes(), type=BaseRecord)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(
-            f"{record} is damaged: {error}",
-            remedy="Remove it if the model is the one that the run was started with.",
-        ) from error
-    if before.digest != digest:
-        raise ConfigError(
-            f"the model under the adapters is not the one that {path} was started with",
-            got=f"{source}, hash {digest[:8]}",
-            limit=f"{before.source}, hash {before.digest[:8]}",
-            remedy="Put that model back, or start another run.name.",
-        )
+    dtype = np.dtype(run.config.compute.compute_dtype)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), initial_params(run))
+    tensors = to_hf_tensors(params, run.model)
+    origin = Origin(run.config.model.path or "run.seed", digest_of(tensors))
+    check_origin(run.layout.path / _FILE, origin, "the model under the adapters")
+    return params, tensors
+
+
+def merged_weights(base: Tensors, adapters: Params, model: ModelConfig, lora: LoraSettings) -> Tensors:
+    """Return the whole weights that compute what a model with trained adapters computes.
+
+    Args:
+        base: The model's tensors.
+        adapters: Their host tree; a value head beside them is left out.
+        model: What they are on.
+        lora: Which they are.
+    """
+    return merge(base, to_peft_tensors(without_value_head(adapters), model, lora), lora.scale)
 
 
 def described_saving(run: Run, lora: LoraSettings, base_bytes: int) -> str:
@@ -197,9 +173,9 @@ def saved_parameters(run: Run, step: int | None) -> tuple[PolicyVersion, Params]
         draw = functools.partial(init_adapters, run.model, lora)
     # Arrays of optimizer, reference and critic are not read, and no mesh is needed.
     wanted: Any = SavedState(jax.eval_shape(draw, jax.random.key(0)), None, None)  # type: ignore[arg-type]
-    path = run.layout.checkpoints
+    shelf = run.checkpoints
     restored = (
-        load_best(path, wanted, part=True) if step is None else load_step(path, step, wanted, part=True)
+        load_best(shelf, wanted, part=True) if step is None else load_step(shelf, step, wanted, part=True)
     )
     return restored.cursor.version, restored.state.params
 
@@ -207,14 +183,17 @@ def saved_parameters(run: Run, step: int | None) -> tuple[PolicyVersion, Params]
 def saved_weights(run: Run, step: int | None) -> tuple[PolicyVersion, Tensors]:
     """Return the whole weights of a checkpoint, and their version; see `saved_parameters`.
 
+    Adapters are merged into the model; those that training began with are not needed any more.
+
     Raises:
         CheckpointError: There is no such checkpoint, none was evaluated, or it is damaged.
         ConfigError: The model under a run's adapters is another one now.
     """
     version, params = saved_parameters(run, step)
-    if run.config.model.adapters is None:
+    lora = run.config.model.adapters
+    if lora is None:
         return version, to_hf_tensors(params, run.model)
-    return version, LearnerWeights(run).merged(params)
+    return version, merged_weights(frozen_model(run)[1], params, run.model, lora)
 
 
 def newest_step(run: Run) -> int:
@@ -223,9 +202,8 @@ def newest_step(run: Run) -> int:
     Raises:
         ConfigError: There is none yet.
     """
-    steps = list_steps(run.layout.checkpoints)
+    shelf = run.checkpoints
+    steps = shelf.folders()
     if not steps:
-        raise ConfigError(
-            f"no checkpoint in {run.layout.checkpoints}", remedy="Wait for learner.checkpoint_every batches."
-        )
-    return steps[-1]
+        raise ConfigError(f"no checkpoint in {shelf}", remedy="Wait for learner.checkpoint_every batches.")
+    return max(steps)

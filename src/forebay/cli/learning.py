@@ -24,7 +24,7 @@ from forebay.cli.reference_model import make_reference
 from forebay.cli.runs import Run
 from forebay.clock import SystemClock
 from forebay.launch.placement import move_thread_to
-from forebay.learner.bare import fullest_rows
+from forebay.learner.bare import full_rows_like
 from forebay.learner.checkpoint import Checkpointer
 from forebay.learner.checkpoint_manifest import CheckpointCursor
 from forebay.learner.checkpoint_stats import SaveReport
@@ -110,9 +110,10 @@ class LearnerSession:
         self.publisher = Publisher(self._publish, settle_thread)
         stack.callback(self.publisher.close)
         self.checkpointer = Checkpointer(
-            run.layout.checkpoints,
+            run.checkpoints,
             keep=config.learner.keep_checkpoints,
             background=True,
+            timeout_s=config.learner.checkpoint_timeout_s,
             peers=self.lead.peers,
             on_start=settle_thread,
             on_saved=self._saved,
@@ -173,7 +174,7 @@ class LearnerSession:
             self.publisher.flush()
         # Actors have nothing left to do, so this is the step alone.
         if self.meter.window.last is not None:
-            rows = fullest_rows(self.meter.window.last)
+            rows = full_rows_like(self.meter.window.last)
             self.lead.calibrate(rows)
             self.bare.calibrate(self.parts.programs, self.learner.state, rows)
         config = self.config
@@ -232,15 +233,14 @@ class LearnerSession:
             depth=config.batching.prefetch,
             clock=self.clock,
         )
-        watchdog = Watchdog(self.clock, limit_s=config.learner.no_progress_s)
         self.source = WatchedSource(
             prefetcher,
             feed,
-            watchdog,
+            Watchdog(self.clock, limit_s=config.learner.no_progress_s),
             self.dispatcher,
             self.publisher,
             self.store.stats,
-            lambda: self.stopping or self.lead.stop_asked(),
+            self._ended,
             self.clock,
             self.telemetry.waits,
             self.tracer,

@@ -15,6 +15,7 @@ from forebay.planner.plan import Plan, Prices, Wanted
 from forebay.planner.plan import plan as search
 from forebay.planner.showing import plan_text, toml
 from forebay.staleness import OnStale
+from forebay.telemetry.files import require_place, write_atomically
 
 
 def plan(
@@ -52,11 +53,7 @@ def plan(
         forebay plan profile.json --max-staleness 8 --picture plan.svg
         forebay plan environment.json learner.json --price-learner 12 --price-generator 4 --json
     """
-    for path in (write, picture):
-        if path is not None and path.exists():
-            raise ConfigError(f"{path} exists", remedy="Name a file that does not.")
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"{path} has no directory {path.parent} to be in", remedy="Make it first.")
+    _require_places(write, picture)
     wanted = Wanted(
         busy=busy,
         max_staleness=max_staleness,
@@ -68,13 +65,23 @@ def plan(
     if write is not None:
         _write(write, found, config)
     if picture is not None:
-        picture.write_text(draw_plan(found, busy), encoding="utf-8")
+        write_atomically(picture, draw_plan(found, busy).encode())
         typer.echo(f"wrote {picture}", err=True)
+
+
+def _require_places(write: Path | None, picture: Path | None) -> None:
+    for path in (write, picture):
+        if path is not None:
+            require_place(path, is_new=True)
+    if write is not None and picture is not None and write.resolve() == picture.resolve():
+        raise ConfigError(
+            "--write and --picture name the same file", got=picture, remedy="Name two different files."
+        )
 
 
 def _write(path: Path, found: Plan, config: Path | None) -> None:
     base = None if config is None else str(config.resolve())
-    path.write_text(toml(found, base) + "\n", encoding="utf-8")
+    write_atomically(path, f"{toml(found, base)}\n".encode())
     typer.echo(f"wrote {path}", err=True)
 
 

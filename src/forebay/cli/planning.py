@@ -68,6 +68,7 @@ def _of_config(path: Path) -> dict[str, Any]:
         "poll_max_s": actors.poll_max_s,
         "version_period_s": actors.version_period_s,
         "slots": config.generator.slots,
+        "follow_ups_first": config.generator.parked_episodes > 0 and not config.generator.vllm,
         "episode_timeout_s": max(one.episode_timeout_s for one in environments),
         "step_timeout_s": max(one.step_timeout_s for one in environments),
     }

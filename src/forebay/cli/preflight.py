@@ -16,12 +16,15 @@ from forebay.config import RunConfig
 from forebay.envs.registry import load_environment, load_task_sets, try_environment
 from forebay.errors import ConfigError
 from forebay.launch import divide_cpus
+from forebay.launch.probes.devices import Seen, ask_devices
 from forebay.launch.probes.interpreter import look_at_copies
 from forebay.launch.probes.network import look_at_port
+from forebay.learner.checkpoint_places import check_place
 from forebay.learner.run_directory import RunLayout
 from forebay.models.config import ModelConfig
 from forebay.models.lora_layout import check_targets, num_adapter_parameters
-from forebay.models.mesh_axes import check_divisible
+from forebay.models.mesh_axes import check_divisible, check_num_devices
+from forebay.models.platforms import KERNELS, check_attention
 from forebay.store.file_systems import existing, refuse_network_filesystem
 from forebay.telemetry.sinks import check_sinks
 from forebay.trajectory import Task
@@ -33,13 +36,14 @@ _WEIGHT_BYTES_PER_PARAMETER = 4
 _OTHER_BYTES = 64 << 20
 
 
-def preflight(config: RunConfig, path: Path, *, with_servers: bool = True) -> None:
+def preflight(config: RunConfig, path: Path, *, starts_here: bool = True) -> None:
     """Check everything that the processes of a run need; nothing is made or started.
 
     Args:
         config: The run.
         path: Its directory; may not exist yet.
-        with_servers: Whether the vLLM servers that it names must run already.
+        starts_here: Whether they start on this machine now: then the vLLM servers that it names must run,
+            and the devices be there.
 
     Raises:
         ConfigError: What would fail, and what mends it.
@@ -50,11 +54,14 @@ def preflight(config: RunConfig, path: Path, *, with_servers: bool = True) -> No
     check_environments(config)
     model = check_model_files(config)
     check_divisible(model, config.mesh.model_dump())
+    if starts_here:
+        check_devices(config)
+        check_place(config.learner)
     divide_cpus(sorted(os.sched_getaffinity(0)), config.launch.learner_cpus, config.launch.other_cpus)
     check_token(config)
     if not config.generator.vllm:
         check_address(config)
-    elif with_servers:
+    elif starts_here:
         from forebay.cli.control import check_servers
 
         check_servers(config, model)
@@ -78,6 +85,25 @@ def require_learner_packages(modules: Sequence[str] = _LEARNER_MODULES) -> None:
             f"learner and generator need packages that are not installed: {', '.join(missing)}",
             remedy="Install the extra: pip install 'forebay[learner]' (or cuda, or tpu).",
         )
+
+
+def check_devices(config: RunConfig) -> None:
+    """Check that JAX finds devices here that the settings can run on; it is asked in a process of its own.
+
+    Settings that every machine can run are not asked about. Where no answer comes, the learner finds out: its
+    devices may be held by a run that is about to end, or wait for those of other hosts.
+
+    Raises:
+        ConfigError: They cannot run this kind of attention, or are fewer than the mesh.
+    """
+    several = config.mesh.num_devices > 1 and config.learner.processes == 1
+    if config.compute.attention not in KERNELS and not several:
+        return
+    seen = ask_devices()
+    if isinstance(seen, Seen):
+        check_attention(config.compute.attention, seen.backend, seen.capability)
+        if several:
+            check_num_devices(config.mesh, seen.count)
 
 
 def check_environments(config: RunConfig) -> None:
@@ -225,6 +251,8 @@ def check_disk(config: RunConfig, path: Path, model: ModelConfig) -> None:
     resumed = RunLayout(path).manifest.exists()
     # A run that goes on has its files already; it needs room for the newest before the oldest goes.
     checkpoints = 1 if resumed else config.learner.keep_checkpoints + 2
+    if config.learner.checkpoint_path is not None:
+        checkpoints = 0  # they go elsewhere
     versions = 1 if resumed else config.weights.keep_versions + 1
     moves = config.objective.kl_coef > 0 and config.reference.update_every > 0
     trained = published = model.num_parameters

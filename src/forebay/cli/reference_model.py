@@ -5,35 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import jax
-import msgspec
 import numpy as np
 
 from forebay.cli.learner_parts import LearnerParts
+from forebay.cli.origins import Origin, check_origin
 from forebay.cli.reference_files import reference_path, refuse_other_model
 from forebay.cli.runs import Run
-from forebay.errors import ConfigError
 from forebay.learner.reference import Reference, SavedState
 from forebay.learner.reference_settings import INITIAL
 from forebay.models.checkpoint_io import load_model
 from forebay.models.config import ModelConfig
 from forebay.models.params import Params
-from forebay.telemetry.files import write_atomically
 from forebay.trajectory import PolicyVersion
 from forebay.weights.shard import digest_of
 
 _FILE = "reference.json"
-
-
-class ReferenceRecord(msgspec.Struct, frozen=True):
-    """Which reference a run was started with.
-
-    Args:
-        source: Where it came from.
-        digest: xxh3-128 of its parameters; equal for bit-identical ones.
-    """
-
-    source: str
-    digest: str
 
 
 def make_reference(
@@ -73,24 +59,7 @@ def check_reference(path: Path, source: str, params: Params) -> None:
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     digest = digest_of({jax.tree_util.keystr(where): np.asarray(leaf) for where, leaf in leaves})
-    record, now = path / _FILE, ReferenceRecord(source, digest)
-    if not record.exists():
-        write_atomically(record, msgspec.json.format(msgspec.json.encode(now), indent=1))
-        return
-    try:
-        before = msgspec.json.decode(record.read_bytes(), type=ReferenceRecord)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(
-            f"{record} is damaged: {error}",
-            remedy="Remove it if the reference is the one that the run was started with.",
-        ) from error
-    if before != now:
-        raise ConfigError(
-            f"the reference policy is not the one that {path} was started with",
-            got=f"{now.source}, hash {now.digest[:8]}",
-            limit=f"{before.source}, hash {before.digest[:8]}",
-            remedy="Put that model back, or start another run.name.",
-        )
+    check_origin(path / _FILE, Origin(source, digest), "the reference policy")
 
 
 def _load(source: str, model: ModelConfig) -> Params:

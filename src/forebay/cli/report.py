@@ -9,7 +9,7 @@ import typer
 
 from forebay.errors import ConfigError
 from forebay.report import find_runs, load_run, render_page, verdict_of
-from forebay.telemetry.files import write_atomically
+from forebay.telemetry.files import require_place, write_atomically
 
 _MOST_RUNS = 2
 
@@ -38,10 +38,11 @@ def report(
             got=", ".join(map(str, paths)),
             remedy="Name one run, or two.",
         )
+    target = to or runs[0] / "report.html"
+    require_place(target)
     names = _names(paths)
     records = [load_run(path, name) for path, name in zip(paths, names, strict=True)]
     title = names[0] if len(names) == 1 else f"{names[0]} and {names[1]}"
-    target = _target(to or runs[0] / "report.html")
     write_atomically(target, render_page(records, title).encode("utf-8", "replace"))
     for record in records:
         verdict = verdict_of(record)
@@ -49,20 +50,6 @@ def report(
         if verdict.life:
             typer.echo(f"{record.name}: {verdict.life}")
     typer.echo(f"{target} has the whole report; it needs no network")
-
-
-def _target(path: Path) -> Path:
-    """Return the file to write.
-
-    Raises:
-        ConfigError: A directory is there already, or its own directory is a file.
-    """
-    wrong = "is a directory" if path.is_dir() else None
-    if path.parent.exists() and not path.parent.is_dir():
-        wrong = f"cannot be written: {path.parent} is a file"
-    if wrong:
-        raise ConfigError(f"{path} {wrong}", remedy="Name another file with --to.")
-    return path
 
 
 def _names(paths: list[Path]) -> list[str]:

@@ -19,6 +19,8 @@ from forebay.config import RunConfig, stored_config
 from forebay.config.dump import json_tree
 from forebay.errors import ConfigError, ModelError
 from forebay.launch.placement import PARENT_VARIABLE
+from forebay.learner.checkpoint_places import open_shelf
+from forebay.learner.checkpoint_shelf import Shelf
 from forebay.learner.run_directory import RunDirectory, RunLayout, open_run, read_run_manifest
 from forebay.models.config import CONFIG_FILE, ModelConfig
 from forebay.models.config import load_config as load_model_config
@@ -48,6 +50,7 @@ _MAY_CHANGE = (
     "learner.publish_every",
     "learner.checkpoint_every",
     "learner.keep_checkpoints",
+    "learner.checkpoint_timeout_s",
     "learner.eval_every",
     "learner.eval_tasks",
     "learner.warmup_steps",
@@ -94,6 +97,11 @@ class Run(NamedTuple):
     def store_settings(self) -> StoreSettings:
         """Settings of the run's store, with the place where it lies."""
         return self.config.store.model_copy(update={"path": self.config.store.path or self.layout.store})
+
+    @property
+    def checkpoints(self) -> Shelf:
+        """What holds the checkpoints of the run."""
+        return open_shelf(self.config.learner, self.layout.checkpoints, self.run_id)
 
     def open_store(self) -> Store:
         """Open the run's store."""

@@ -15,6 +15,7 @@ from forebay.cli.roles import RunPath
 from forebay.errors import ConfigError
 from forebay.learner.run_directory import RunLayout, read_run_manifest
 from forebay.telemetry.chrome import write_timeline
+from forebay.telemetry.files import require_place
 
 
 def trace(
@@ -34,10 +35,7 @@ def trace(
     """
     read_run_manifest(run)
     target = to or run / "trace.json.gz"
-    if target.is_dir() or not target.parent.is_dir():
-        raise ConfigError(
-            f"cannot write {target}", remedy="Give --to the name of a file in a directory that exists."
-        )
+    require_place(target)
     with _replacing(target) as file:
         counts = write_timeline(RunLayout(run).trace, file.write)
         if not counts.processes:
@@ -53,6 +51,7 @@ def trace(
 @contextmanager
 def _replacing(target: Path) -> Iterator[IO[bytes]]:
     """Open a file that takes its name only once it is whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".partial-{os.getpid()}-{target.name}")
     try:
         with (

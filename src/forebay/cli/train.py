@@ -56,8 +56,9 @@ def train(
         typer.echo(to_toml(settings))
         return
     if prepare:
-        # vLLM servers start from the files that this makes, so they cannot be there yet.
-        preflight(settings, settings.run.path, with_servers=False)
+        # vLLM servers start from the files that this makes, so they cannot be there yet; the learner may be
+        # meant for another machine.
+        preflight(settings, settings.run.path, starts_here=False)
         own_run(settings)[0].close()
         typer.echo(f"{settings.run.path} is ready for forebay learn, generate and act")
         return
@@ -207,6 +208,10 @@ def _supervisor(
         follower.look()
         troubles.look()
 
+    def newest_step() -> int:
+        follower.look()
+        return follower.newest_step
+
     return Supervisor(
         list(processes(run)),
         run.layout.logs,
@@ -216,6 +221,7 @@ def _supervisor(
         report=_say,
         inherited=(directory.fileno(),),
         step_s=lambda: tuple(follower.step_s),
+        newest_step=newest_step,
     )
 
 

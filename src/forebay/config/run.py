@@ -22,7 +22,7 @@ from forebay.learner.optimizer import OptimizerSettings
 from forebay.learner.reference_settings import ReferenceSettings
 from forebay.learner.settings import LearnerSettings, check_processes
 from forebay.learner.supervised_settings import SupervisedSettings
-from forebay.models.settings import ComputeSettings, MeshSettings, ModelSettings
+from forebay.models.settings import ComputeSettings, LoraSettings, MeshSettings, ModelSettings
 from forebay.objectives.checks import check_group_size
 from forebay.objectives.settings import ObjectiveSettings
 from forebay.objectives.value_settings import ValueSettings
@@ -106,6 +106,11 @@ class RunConfig(BaseModel):
         return self.batching.updates_per_batch
 
     @property
+    def separate_adapters(self) -> LoraSettings | None:
+        """The adapters that versions are published as; None where whole weights are."""
+        return self.model.adapters if self.weights.adapters == "separate" else None
+
+    @property
     def division(self) -> Division:
         """In how many groups of the store the episodes of a task are dispatched."""
         return divide(self.objective, self.batching)
@@ -138,8 +143,7 @@ class RunConfig(BaseModel):
         self.value.check_used(self.objective.advantage, has_critic=self.objective.has_critic)
         if self.objective.kl_coef:
             self.reference.check_penalty(self.updates_per_batch)
-        if self.model.adapters is not None:
-            self._check_adapters()
+        self._check_adapters()
         if self.generator.context > self.batching.max_length and self.batching.oversize == "error":
             raise ConfigError(
                 "an episode can grow longer than a row of the learner",
@@ -168,12 +172,14 @@ class RunConfig(BaseModel):
             )
 
     def _check_adapters(self) -> None:
-        if self.weights.adapters == "separate" and self.generator.vllm:
-            raise ConfigError(
-                "vLLM is given whole weights, and adapters are not",
-                got='weights.adapters="separate" with generator.vllm',
-                remedy='Set weights.adapters="merged".',
-            )
+        if self.model.adapters is None:
+            if self.weights.adapters == "separate":
+                raise ConfigError(
+                    "there are no adapters to publish: the whole model is trained",
+                    got='weights.adapters="separate" without model.lora.rank',
+                    remedy="Set model.lora.rank, or remove weights.adapters.",
+                )
+            return
         if self.objective.kl_coef:
             self.reference.check_adapters()
 

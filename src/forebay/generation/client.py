@@ -73,7 +73,8 @@ class HttpGenerator:
         self._settings, self._clock = settings, clock
         self._transport = Transport(self.address, settings, token, clock)
         masked = range(settings.vocabulary, settings.padded_vocabulary) if settings.vocabulary else ()
-        self._labelled = LabelledServer(self._transport, masked, settings.run_id, clock)
+        model = wire.adapter_name(settings.run_id) if settings.adapters else None
+        self._labelled = LabelledServer(self._transport, masked, settings.run_id, clock, model)
         self._is_vllm: bool | None = None
 
     @property

@@ -143,13 +143,24 @@ def parse_label(label: str, run_id: str = "") -> tuple[PolicyVersion, PolicyVers
     return parse_version(version), parse_version(oldest_cache) if slash else None
 
 
-def encode_request(request: GenerationRequest, masked: Sequence[int] = ()) -> bytes:
+def adapter_name(run_id: str) -> str:
+    """Return what vLLM knows the adapters of a run by.
+
+    Example:
+        >>> adapter_name("mine")
+        'forebay-mine'
+    """
+    return f"forebay-{run_id}"
+
+
+def encode_request(request: GenerationRequest, masked: Sequence[int] = (), model: str | None = None) -> bytes:
     """Return the body that asks for a completion; vLLM understands it too.
 
     Args:
         request: What is asked.
         masked: Ids that must not be sampled, for vLLM: the padding of its vocabulary. Our engine masks its
             own.
+        model: What is to continue it, for vLLM with adapters; None: the model itself.
     """
     sampling = request.sampling
     params: dict[str, Any] = {
@@ -169,6 +180,7 @@ def encode_request(request: GenerationRequest, masked: Sequence[int] = ()) -> by
         request_id=request.request_id,
         token_ids=request.prompt.tolist(),
         sampling_params=params,
+        model=model,
         forebay=RequestExtension(
             episode_id=request.episode_id,
             min_version=request.min_version,

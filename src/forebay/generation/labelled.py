@@ -34,10 +34,19 @@ class LabelledServer:
         masked: Ids that must not be sampled: the padding of the vocabulary.
         run_id: The run that must have labelled the weights; empty for any.
         clock: Source of time.
+        model: What requests are for, where it is not the model itself.
     """
 
-    def __init__(self, transport: Transport, masked: Sequence[int], run_id: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        masked: Sequence[int],
+        run_id: str,
+        clock: Clock,
+        model: str | None = None,
+    ) -> None:
         self._transport, self._masked, self._run_id, self._clock = transport, masked, run_id, clock
+        self._model = model
         self._version: PolicyVersion | None = None
         self._look: asyncio.Task[None] | None = None
 
@@ -65,12 +74,18 @@ class LabelledServer:
             GenerationError: As for `HttpGenerator.generate`.
             RecordError: As for `HttpGenerator.generate`.
         """
-        body = wire.encode_request(request, self._masked)
+        body = wire.encode_request(request, self._masked, self._model)
         started_s = self._clock.monotonic_s()
         give_up_s = math.inf if request.deadline_s is None else started_s + request.deadline_s
         while await self._hold(request.min_version, give_up_s):
             sent_s = self._clock.monotonic_s()
-            data = await self._answer(request.request_id, body, give_up_s)
+            try:
+                data = await self._answer(request.request_id, body, give_up_s)
+            except NotFoundError:
+                if self._model is None:
+                    raise
+                self._version = None  # it was restarted, and knows no adapters yet
+                continue
             completion = None if data is None else self._accepted(data, request.min_version)
             if completion is not None:
                 ended_s = self._clock.monotonic_s()

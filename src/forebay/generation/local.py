@@ -100,7 +100,9 @@ class LocalGenerator:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, result)
 
-        self._post(lambda scheduler: scheduler.submit(request, done))
+        # It is taken up when the block that is being decoded has ended, but it waits from now on.
+        arrived_s = self._clock.monotonic_s()
+        self._post(lambda scheduler: scheduler.submit(request, done, arrived_s))
         try:
             return await answer
         except asyncio.CancelledError:

@@ -38,8 +38,13 @@ class RequestQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
 
-    def add(self, request: GenerationRequest, done: Done) -> Waiting:
+    def add(self, request: GenerationRequest, done: Done, arrived_s: float | None = None) -> Waiting:
         """Queue a request; one whose prompt fills the context is returned without being queued.
+
+        Args:
+            request: The request.
+            done: Called once, with its completion or its error.
+            arrived_s: When it came, on the clock's monotonic scale; None for now.
 
         Returns:
             The request with its deadline, and `max_tokens` clipped to the room that the context leaves.
@@ -51,12 +56,12 @@ class RequestQueue:
         problem = self._problem(request)
         if problem is not None:
             raise problem
-        now_s = self._clock.monotonic_s()
+        arrived_s = self._clock.monotonic_s() if arrived_s is None else arrived_s
         waiting = Waiting(
             request=request,
             done=done,
-            arrived_s=now_s,
-            deadline_s=now_s + (request.deadline_s or self._settings.request_timeout_s),
+            arrived_s=arrived_s,
+            deadline_s=arrived_s + (request.deadline_s or self._settings.request_timeout_s),
             max_tokens=max(min(request.max_tokens, self._settings.context - len(request.prompt)), 0),
         )
         if waiting.max_tokens:

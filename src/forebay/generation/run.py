@@ -28,6 +28,7 @@ from forebay.generation.settings import GeneratorSettings
 from forebay.generation.watcher import WeightSource, WeightWatcher
 from forebay.models.compiles import CompileCounter
 from forebay.models.config import ModelConfig
+from forebay.models.sharding import find_devices
 from forebay.telemetry.trace import OFF, Tracer
 from forebay.trajectory import PolicyVersion
 from forebay.weights.reader import WeightReader
@@ -128,10 +129,11 @@ def run_server(
         tracer: Records what the generator does; closed at the end.
 
     Raises:
-        ConfigError: The address is open to the network without a token, the port is taken, or the model and
-            the settings do not fit.
+        ConfigError: The address is open to the network without a token, the port is taken, there is no
+            device, or the model and the settings do not fit.
         ForebayError: Loading or the engine failed; the message holds the cause.
     """
+    find_devices()
     token = read_token(settings.token_env)
     listener = bind(settings.host, settings.port, token)
     with listener:

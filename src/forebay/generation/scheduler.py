@@ -70,12 +70,18 @@ class Scheduler:
         """Requests in a slot."""
         return len(self._running)
 
-    def submit(self, request: GenerationRequest, done: Done) -> None:
-        """Queue a request; `done` is called once, with its completion or its error."""
+    def submit(self, request: GenerationRequest, done: Done, arrived_s: float | None = None) -> None:
+        """Queue a request.
+
+        Args:
+            request: The request.
+            done: Called once, with its completion or its error.
+            arrived_s: When it came, on the clock's monotonic scale; None for now.
+        """
         try:
             if request.request_id in self._running:
                 raise DuplicateRequestError("a request with this id is running", got=request.request_id)
-            waiting = self._queue.add(request, done)
+            waiting = self._queue.add(request, done, arrived_s)
         except GenerationError as error:
             self.counters.refused += 1
             done(error)

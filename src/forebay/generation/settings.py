@@ -169,6 +169,9 @@ class ClientSettings(BaseModel):
     run_id: str = Field(
         "", description="The run whose weights vLLM must serve; empty for any. Our engine serves one run."
     )
+    adapters: bool = Field(
+        False, description="Whether vLLM has adapters of the run beside its model, which answer requests."
+    )
     vocabulary: int = Field(
         0, ge=0, description="Ids that vLLM may sample, which it does not tell itself; 0: unknown."
     )

@@ -19,9 +19,10 @@ from forebay.clock import Clock, SystemClock
 from forebay.errors import GenerationError, PeerFailedError, WeightsError
 from forebay.generation import http_wire as wire
 from forebay.generation.settings import GeneratorSettings
-from forebay.generation.untied import untied_view
+from forebay.generation.vllm_loading import loading_of
 from forebay.generation.vllm_server import VllmServer
 from forebay.models.config import ModelConfig
+from forebay.models.settings import LoraSettings
 from forebay.trajectory import PolicyVersion
 from forebay.weights.layout import MANIFEST_FILE, version_name
 from forebay.weights.reader import WeightReader
@@ -105,6 +106,7 @@ class WeightControl:
         max_kv_staleness: The KV cache is dropped before an update would leave a part of it older than this.
         run_id: Whose weights these are; part of every label.
         model: What the server must serve.
+        lora: The adapters that versions are of; None: versions are of whole weights.
         report: Called after every update.
         clock: Source of time.
 
@@ -121,10 +123,12 @@ class WeightControl:
         max_kv_staleness: int,
         run_id: str = "",
         model: ModelConfig | None = None,
+        lora: LoraSettings | None = None,
         report: Report = lambda update: None,
         clock: Clock = _CLOCK,
     ) -> None:
-        self._run_id, self._model = run_id, model
+        self._run_id, self._model, self._lora = run_id, model, lora
+        self._loading = loading_of(reader, lora, run_id, server.address)
         self._server, self._reader, self._settings, self._clock = server, reader, settings, clock
         self._bound = 0 if settings.kv_across_versions == "recompute" else max_kv_staleness
         self._report = report
@@ -219,20 +223,20 @@ class WeightControl:
     async def _update(self, version: PolicyVersion) -> None:
         """Bring the server to a version; whatever happens, it is resumed."""
         if self._in_doubt:
-            self._is_untied = await self._server.check(self._model)
+            self._is_untied = await self._server.check(self._model, self._lora)
         with ExitStack() as lock:
-            open_files = untied_view(self._reader, version) if self._is_untied else self._reader.hold(version)
+            open_files = self._loading.open(version, is_untied=self._is_untied)
             directory = await asyncio.to_thread(lock.enter_context, open_files)
             published_s = (self._reader.path / version_name(version) / MANIFEST_FILE).stat().st_mtime
             oldest = _oldest_cache(None if self._in_doubt else self._served, version, self._bound)
             label = wire.cache_label(version, oldest, self._run_id)
-            self._in_doubt = True
+            is_fresh, self._in_doubt = self._in_doubt, True
             started_s = self._clock.monotonic_s()
             try:
                 await self._server.pause()
                 if oldest == version:
                     await self._server.reset_cache()
-                load_s = await self._load(directory, label)
+                load_s = await self._load(directory, label, is_fresh=is_fresh)
             finally:
                 if not self._untrusted:
                     await self._server.resume()
@@ -258,15 +262,15 @@ class WeightControl:
         log.info("%s", update.summary)
         self._report(update)
 
-    async def _load(self, directory: Path, label: str) -> float:
+    async def _load(self, directory: Path, label: str, *, is_fresh: bool) -> float:
         """Load and label; return the seconds that loading took."""
         started_s = self._clock.monotonic_s()
         self._untrusted = True
         try:
-            await self._server.load(directory)
+            await self._loading.load(self._server, directory, is_fresh=is_fresh)
             load_s = self._clock.monotonic_s() - started_s
             await self._server.set_label(label)
-        except GenerationError:
+        except (GenerationError, WeightsError):
             self._untrusted = not await self._took_back()
             raise
         self._untrusted = False
@@ -277,11 +281,11 @@ class WeightControl:
         served = self._served
         try:
             if served is not None:
-                await self._server.load(served.directory)
+                await self._loading.load(self._server, served.directory, is_fresh=True)
                 await self._server.set_label(served.label)
                 log.warning("vLLM at %s was taken back to %s", self._server.address, served.label)
                 return True
-        except GenerationError as error:
+        except (GenerationError, WeightsError) as error:
             log.warning("vLLM at %s cannot be taken back: %s", self._server.address, error)
         with suppress(GenerationError):
             await self._server.set_label(UNKNOWN_LABEL)
@@ -297,6 +301,7 @@ async def control_vllm(
     token: str | None = None,
     run_id: str = "",
     model: ModelConfig | None = None,
+    lora: LoraSettings | None = None,
     report: Report = lambda update: None,
     clock: Clock = _CLOCK,
 ) -> None:
@@ -310,6 +315,7 @@ async def control_vllm(
         token: Bearer token, as in vLLM's `--api-key`.
         run_id: Whose weights these are.
         model: What the servers must serve.
+        lora: The adapters that versions are of; None: versions are of whole weights.
         report: Called after every update.
         clock: Source of time.
 
@@ -330,6 +336,7 @@ async def control_vllm(
                 max_kv_staleness=max_kv_staleness,
                 run_id=run_id,
                 model=model,
+                lora=lora,
                 report=report,
                 clock=clock,
             )

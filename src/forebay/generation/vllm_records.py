@@ -17,6 +17,9 @@ RESET_CACHE_PATH = "/reset_prefix_cache?reset_running_requests=true"
 SERVER_INFO_PATH = "/server_info?config_format=json"
 
 
+LOAD_ADAPTERS_PATH = "/v1/load_lora_adapter"
+
+
 class LabelBody(msgspec.Struct):
     """Body that labels the weights that a vLLM server has loaded."""
 
@@ -49,6 +52,25 @@ class VllmSchedulerConfig(msgspec.Struct):
     enable_chunked_prefill: bool = False
 
 
+class AdapterBody(msgspec.Struct):
+    """Body that has a vLLM server load adapters from a directory, under a name."""
+
+    lora_name: str
+    lora_path: str
+
+
+class RpcResults(msgspec.Struct):
+    """What a method of vLLM's workers returned, by worker; what is no list or object is text."""
+
+    results: list[Any] = []
+
+
+class VllmLoraConfig(msgspec.Struct):
+    """The part of vLLM's configuration of adapters that matters here."""
+
+    max_lora_rank: int
+
+
 class VllmDeviceConfig(msgspec.Struct):
     """Where vLLM runs: `cuda`, `cpu` and so on."""
 
@@ -62,6 +84,7 @@ class VllmConfig(msgspec.Struct):
     load_config: VllmLoadConfig
     scheduler_config: VllmSchedulerConfig
     device_config: VllmDeviceConfig
+    lora_config: VllmLoraConfig | None = None
 
 
 class ServerInfo(msgspec.Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,12 +15,15 @@ from forebay.generation.http_connection import Connection, NotFoundError
 from forebay.generation.protocol import BadRequestError
 from forebay.generation.settings import ClientSettings, GeneratorSettings
 from forebay.models.config import ModelConfig, load_config
+from forebay.models.settings import LoraSettings
 
 HOW_TO_START = (
     "Start it with: VLLM_SERVER_DEV_MODE=1 vllm serve RUN/model --load-format dummy --enable-scale-out "
     "--logprobs-mode processed_logprobs"
 )
 MAX_TEMPERATURE = 2.0
+# The values that vLLM takes for --max-lora-rank.
+_MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _LOADABLE = ("auto", "safetensors")
 # What of a model may differ between its directory and the server's.
 _MAY_DIFFER = ("torch_dtype", "bos_token_id", "eos_token_id", "max_position_embeddings", "num_real_tokens")
@@ -51,8 +55,30 @@ class VllmServer:
 
     async def load(self, directory: Path) -> None:
         """Load the safetensors files of a directory in place of the weights."""
-        call = control.RpcBody("reload_weights", {"weights_path": str(directory)})
-        await self._post(control.RPC_PATH, call, self._settings.vllm_load_timeout_s)
+        await self._rpc("reload_weights", {"weights_path": str(directory)})
+
+    async def use_adapters(self, name: str, directory: Path) -> None:
+        """Have requests for `name` read the adapters in a directory, those that run included.
+
+        Args:
+            name: What requests call them; the server knows it for this directory or not at all.
+            directory: Where they are; what was read of it before is forgotten.
+
+        Raises:
+            GenerationError: The server failed, or still holds what it was to forget.
+        """
+        for adapter in await self._loaded_adapters():
+            await self._rpc("remove_lora", {"lora_id": adapter})
+        if left := await self._loaded_adapters():
+            raise GenerationError(f"vLLM at {self.address} keeps adapters that it was to forget", got=left)
+        if name not in {card.id for card in await self._cards()}:
+            body = control.AdapterBody(lora_name=name, lora_path=str(directory))
+            await self._post(control.LOAD_ADAPTERS_PATH, body, self._settings.vllm_load_timeout_s)
+
+    async def _loaded_adapters(self) -> list[int]:
+        """Return the ids of the adapters that any worker holds; vLLM writes each set as text."""
+        said = await self._rpc("list_loras", {})
+        return sorted({int(number) for text in said.results for number in re.findall(r"\d+", str(text))})
 
     async def reset_cache(self) -> None:
         """Drop the KV cache; running requests are computed again."""
@@ -66,11 +92,12 @@ class VllmServer:
         """Label the weights; tokens sampled from now on carry it."""
         await self._post(control.LABEL_PATH, control.LabelBody(label))
 
-    async def check(self, model: ModelConfig | None) -> bool:
+    async def check(self, model: ModelConfig | None, lora: LoraSettings | None = None) -> bool:
         """Check that it was started with what forebay needs, and have it read safetensors.
 
         Args:
             model: What it must serve; compared where its model directory can be read from here.
+            lora: The adapters that it must take beside the model; None: none.
 
         Returns:
             Whether it has an output head of its own although the model's is the embedding.
@@ -88,6 +115,8 @@ class VllmServer:
                 remedy="Start it with a longer one, or lower generator.context.",
             )
         config = await self._check_routes()
+        if lora is not None:
+            await self._check_adapters(config, lora.rank or 0)
         if model is not None and card.root:
             self._check_model(Path(card.root), model)
         return model is not None and model.tie_word_embeddings and self._is_untied(config)
@@ -96,8 +125,11 @@ class VllmServer:
         """Close the connection."""
         await self._connection.close()
 
+    async def _cards(self) -> list[records.ModelCard]:
+        return (await self._get(records.MODELS_PATH, records.ModelList)).data
+
     async def _card(self) -> records.ModelCard:
-        cards = (await self._get(records.MODELS_PATH, records.ModelList)).data
+        cards = await self._cards()
         if not cards or cards[0].forebay is not None:
             raise ConfigError(
                 f"{self.address} is no vLLM server",
@@ -130,9 +162,20 @@ class VllmServer:
                 "--no-enable-chunked-prefill",
             )
         if info.load_config.load_format not in _LOADABLE:
-            overrides = {"load_config": {"load_format": "safetensors"}}
-            await self._post(control.RPC_PATH, control.RpcBody("update_config", {"overrides": overrides}))
+            await self._rpc("update_config", {"overrides": {"load_config": {"load_format": "safetensors"}}})
         return info
+
+    async def _check_adapters(self, config: control.VllmConfig, rank: int) -> None:
+        if config.lora_config is None or config.lora_config.max_lora_rank < rank:
+            enough = next((size for size in _MAX_RANKS if size >= rank), rank)
+            raise self._wrong(f"takes no adapters of rank {rank}", f"--enable-lora --max-lora-rank {enough}")
+        try:
+            await self._connection.request("POST", control.LOAD_ADAPTERS_PATH, b"{}")
+        except NotFoundError:
+            variable = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
+            raise self._wrong("has no route to load adapters", variable) from None
+        except BadRequestError:
+            pass  # it is there, and refuses an empty request
 
     def _is_untied(self, config: control.VllmConfig) -> bool:
         """Return whether a tied model is served untied; on the CPU it must be.
@@ -170,20 +213,39 @@ class VllmServer:
 
     async def _get(self, path: str, kind: type[T]) -> T:
         data = await self._connection.request("GET", path, timeout_s=self._settings.vllm_timeout_s)
+        return self._decoded(path, data, kind)
+
+    async def _rpc(self, method: str, arguments: dict[str, Any]) -> control.RpcResults:
+        """Call a method of the workers; any of them may load files."""
+        body, limit_s = control.RpcBody(method, arguments), self._settings.vllm_load_timeout_s
+        data = await self._post(control.RPC_PATH, body, limit_s) or b"{}"
+        return self._decoded(control.RPC_PATH, data, control.RpcResults)
+
+    async def _post(self, path: str, message: Any = None, timeout_s: float | None = None) -> bytes:
+        body = msgspec.json.encode(message) if message is not None else b""
+        return await self._connection.request("POST", path, body, timeout_s or self._settings.vllm_timeout_s)
+
+    def _decoded(self, path: str, data: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(data, type=kind)
         except msgspec.DecodeError as error:
             raise GenerationError(f"vLLM at {self.address} answered {path} otherwise: {error}") from error
 
-    async def _post(self, path: str, message: Any = None, timeout_s: float | None = None) -> None:
-        body = msgspec.json.encode(message) if message is not None else b""
-        await self._connection.request("POST", path, body, timeout_s or self._settings.vllm_timeout_s)
-
 
 async def check_vllm(
-    settings: GeneratorSettings, *, token: str | None, model: ModelConfig | None = None
+    settings: GeneratorSettings,
+    *,
+    token: str | None,
+    model: ModelConfig | None = None,
+    lora: LoraSettings | None = None,
 ) -> None:
     """Check every server that a configuration names.
+
+    Args:
+        settings: Names them.
+        token: Bearer token, as in vLLM's `--api-key`.
+        model: What they must serve.
+        lora: The adapters that they must take beside it; None: none.
 
     Raises:
         ConfigError: One cannot be reached, or was not started with what forebay needs.
@@ -191,7 +253,7 @@ async def check_vllm(
     for address in settings.vllm:
         server = VllmServer(address, settings, token)
         try:
-            await server.check(model)
+            await server.check(model, lora)
         except GenerationError as error:
             raise ConfigError(f"no vLLM server at {address}: {error}", remedy=HOW_TO_START) from error
         finally:

@@ -117,6 +117,9 @@ class Child:
         error = self.error()
         if error is not None:
             return f"{self.spec.name} {how}: {error}"
+        if code == -signal.SIGKILL:
+            # What it wrote last has nothing to do with it.
+            return f"{self.spec.name} {how}, by the system if memory ran out: dmesg says so"
         shown = lines[starts[-1] :] if starts else lines[-_SHOWN_LINES:]
         return f"{self.spec.name} {how}" + (": " + "\n".join(shown) if shown else "")
 

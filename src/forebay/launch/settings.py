@@ -27,7 +27,10 @@ class LaunchSettings(BaseModel):
     )
     restart_backoff_max_s: float = Field(30.0, gt=0, description="Longest wait before a restart.")
     stable_s: float = Field(
-        60.0, gt=0, description="A process that lived this long has its restarts forgiven."
+        60.0,
+        gt=0,
+        description="A process that lived this long has its restarts forgiven; the learner only if it has "
+        "trained a new step too, as it may need longer than that to come to what ends it.",
     )
     stop_grace_s: float = Field(
         20.0,

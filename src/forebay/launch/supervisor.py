@@ -11,6 +11,7 @@ from forebay.errors import PeerFailedError
 from forebay.launch.child import Child, ProcessSpec
 from forebay.launch.gang import end_gang, to_blame
 from forebay.launch.settings import LaunchSettings
+from forebay.launch.stopping import stop_all
 
 _POLL_S = 0.1
 _FATAL_CODES = (2, 3)
@@ -31,6 +32,8 @@ class Supervisor:
         report: Called with a line for each process that died and is started again.
         inherited: File descriptors that every process keeps open: the run's lock lasts as long as they do.
         step_s: Returns how long the last steps of the leading process took.
+        newest_step: Returns the newest step that the leading process has ever trained; None if nobody knows.
+            One that fails before it has trained a new one fails in a row, however long it lives.
 
     Attributes:
         first_cause: Why the first process of the latest series of failures ended.
@@ -49,6 +52,7 @@ class Supervisor:
         report: Callable[[str], None] = lambda line: None,
         inherited: Sequence[int] = (),
         step_s: Callable[[], Sequence[float]] = tuple,
+        newest_step: Callable[[], int] | None = None,
     ) -> None:
         self._children = [Child(spec, log_directory / f"{spec.name}.log", inherited) for spec in specs]
         self._settings = settings
@@ -56,6 +60,8 @@ class Supervisor:
         self._on_tick = on_tick
         self._report = report
         self._step_s = step_s
+        self._newest_step = newest_step
+        self._reached_step = -1
         self._stops: list[int] = []
         self._stops_at_end = 0
         self.first_cause: str | None = None
@@ -143,6 +149,8 @@ class Supervisor:
         settings, restarts = self._settings, child.restarts + 1
         backoff_s = min(settings.restart_backoff_s * 2**child.restarts, settings.restart_backoff_max_s)
         self.num_restarts += 1
+        if self._newest_step is not None and any(mate.spec.leads for mate in mates):
+            self._reached_step = max(self._reached_step, self._newest_step())
         for mate in mates:
             mate.restarts, mate.restart_at_s = restarts, now_s + backoff_s
         what = "it" if len(mates) == 1 else f"all {len(mates)} processes of the learner"
@@ -152,8 +160,10 @@ class Supervisor:
 
     def _forgive(self, now_s: float) -> None:
         """Forget restarts that are long past, and with the last of them the first cause."""
+        gets_on = self._newest_step is None or self._newest_step() > self._reached_step
         for child in self._children:
-            if now_s - child.started_s >= self._settings.stable_s:
+            trains = child.spec.leads or bool(child.spec.gang)
+            if now_s - child.started_s >= self._settings.stable_s and (gets_on or not trains):
                 child.restarts = 0
         if not any(child.restarts for child in self._children):
             self.first_cause = None
@@ -192,25 +202,14 @@ class Supervisor:
 
     def _stop(self, children: Iterable[Child], grace_s: float) -> bool:
         """End processes; return whether one had to be killed."""
-        processes = [child.process for child in children if child.process and child.alive]
-        for process in processes:
-            process.terminate()
-        deadline_s = self._clock.monotonic_s() + grace_s
-        while any(p.poll() is None for p in processes) and not self._hurried():
-            if self._clock.monotonic_s() >= deadline_s:
-                break
-            self._on_tick()
-            self._clock.sleep(_POLL_S / 2)
-        late = [process for process in processes if process.poll() is None]
-        for process in late:
-            process.kill()
-        for process in processes:
-            process.wait()
-        return bool(late)
+        return stop_all(children, self._clock, grace_s, self._on_tick, self._hurried)
 
     def _stopped_code(self) -> int:
         for child in self._children:
-            code = child.process.poll() if child.process and child.spec.leads else 0
+            # One that waited to be started again had failed before, and was reported.
+            if child.process is None or not child.spec.leads or child.restart_at_s is not None:
+                continue
+            code = child.process.poll()
             if code is not None and code > 0:
                 raise PeerFailedError(
                     f"while it was stopping, {child.cause(code)}", remedy=f"See {child.log_path}."

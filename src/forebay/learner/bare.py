@@ -52,7 +52,7 @@ class BareSpeed:
         Args:
             programs: Compiled programs.
             state: Donated; its numbers are lost.
-            rows: What each program is timed on; padding in it is taken off in proportion.
+            rows: What each program is timed on: full rows, as what is measured against them is.
 
         Returns:
             A state that is fit for nothing but another calibration.
@@ -68,8 +68,7 @@ class BareSpeed:
                 )
                 jax.block_until_ready(accumulator)
                 times_s.append(time.perf_counter() - began_s)
-            real = int(np.count_nonzero(host.segment_ids))
-            self._bucket_s[bucket] = min(times_s) * bucket.rows * bucket.length / real
+            self._bucket_s[bucket] = min(times_s)
         times_s = []
         for _ in range(_REPEATS):
             began_s = time.perf_counter()
@@ -104,14 +103,15 @@ def work_of(batch: Batch) -> BareWork:
     return work
 
 
-def fullest_rows(batch: Batch) -> dict[Bucket, TrainRows]:
-    """Return for each shape in a batch its micro-batch with the least padding."""
-    fullest: dict[Bucket, TrainRows] = {}
-    for bucket, rows in sorted(
-        batch.micro_batches, key=lambda micro: np.count_nonzero(micro.rows.segment_ids)
-    ):
-        fullest[bucket] = rows
-    return fullest
+def full_rows_like(batch: Batch) -> dict[Bucket, TrainRows]:
+    """Return for each shape in a batch full rows, of segments as long as those of the batch on the average.
+
+    A program takes as long on padding as on tokens: timed on rows with padding, it would seem to take longer
+    for each token, and the padding of a run would count as work.
+    """
+    segments = sum(int(micro.rows.segment_ids.max(axis=1).sum()) for micro in batch.micro_batches)
+    length = batch.num_tokens // max(1, segments)
+    return {micro.bucket: full_rows(micro.bucket, length) for micro in batch.micro_batches}
 
 
 def full_rows(bucket: Bucket, segment_tokens: int) -> TrainRows:

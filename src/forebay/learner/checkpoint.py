@@ -19,18 +19,9 @@ import msgspec
 
 from forebay.clock import Clock, SystemClock
 from forebay.errors import CheckpointError
-from forebay.learner.checkpoint_manifest import (
-    ArrayRecord,
-    CheckpointCursor,
-    CheckpointManifest,
-    best_directory,
-    find_best,
-    list_steps,
-    read_manifest,
-    step_directory,
-    sweep,
-    verify,
-)
+from forebay.learner.checkpoint_directory import DirectoryShelf
+from forebay.learner.checkpoint_manifest import ArrayRecord, CheckpointCursor, CheckpointManifest
+from forebay.learner.checkpoint_shelf import Folder, Shelf, find_best, verify
 from forebay.learner.checkpoint_slices import SliceReader, records_of, take_slices
 from forebay.learner.checkpoint_stats import SaveReport
 from forebay.learner.checkpoint_writing import TOPIC, CheckpointWriter, Snapshot
@@ -59,10 +50,10 @@ class Checkpointer:
     memory. Unblocked by: the disk. Produces: checkpoints.
 
     Args:
-        path: The checkpoint directory, which all processes see; made if it is missing, swept of what a
-            killed writer left.
+        place: What holds the checkpoints, or a directory that all processes see; swept of what a killed
+            writer left.
         keep: Newest checkpoints kept; the best one is kept beside them.
-        durability: `fsync` survives power loss; `os` survives kill -9 only.
+        durability: Of a directory: `fsync` survives power loss; `os` survives kill -9 only.
         background: Hash and write in a thread.
         timeout_s: Longest wait for a save in the background.
         peers: The processes of the learner.
@@ -74,7 +65,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        path: Path,
+        place: Path | Shelf,
         *,
         keep: int = 2,
         durability: Literal["fsync", "os"] = "fsync",
@@ -86,18 +77,17 @@ class Checkpointer:
         tracer: Tracer = OFF,
         clock: Clock = _CLOCK,
     ) -> None:
-        self.path = path
+        self._shelf = shelf_of(place, fsync=durability == "fsync")
         self._timeout_s = timeout_s
         self._peers = peers
         self._on_saved = on_saved
         self._tracer = tracer
         self._clock = clock
-        self._writer = CheckpointWriter(path, keep=keep, fsync=durability == "fsync", peers=peers)
+        self._writer = CheckpointWriter(self._shelf, keep=keep, peers=peers)
         self._executor = ThreadPoolExecutor(1, "checkpoint", initializer=on_start) if background else None
         self._pending: Future[None] | None = None
-        path.mkdir(parents=True, exist_ok=True)
         if self._peers.process == 0:
-            sweep(path)
+            self._shelf.prepare()
 
     def save(self, state: Any, cursor: CheckpointCursor, *, metric: float | None = None) -> None:
         """Save the state as the checkpoint of step `cursor.version.version`.
@@ -114,6 +104,7 @@ class Checkpointer:
         Raises:
             CheckpointError: The disk is full or failed (the checkpoints that exist stay whole), or a
                 leaf cannot be saved.
+            BucketError: The bucket could not be reached, for too long.
         """
         began_s = self._clock.monotonic_s()
         self.wait()
@@ -155,9 +146,9 @@ class Checkpointer:
                 pending.result(self._timeout_s)
         except FutureTimeoutError as error:
             raise CheckpointError(
-                f"saving to {self.path} does not end",
+                f"saving to {self._shelf} does not end",
                 limit=f"{self._timeout_s} s",
-                remedy="Check the disk, or save in the foreground.",
+                remedy="Check the disk or the bucket, or raise learner.checkpoint_timeout_s.",
             ) from error
 
     def restore_newest(self, template: Template) -> Restored | None:
@@ -172,22 +163,26 @@ class Checkpointer:
 
         Raises:
             CheckpointError: No checkpoint is whole, or the newest whole one does not fit the template.
+            BucketError: The bucket cannot be reached: what it holds is not known.
         """
         self.wait()
         skipped: list[str] = []
-        for step in self._agree_on_steps():
-            directory = step_directory(self.path, step)
-            problem = self._verify_together(directory)
-            if problem:
-                logger.warning("skipped checkpoint %s: %s", directory.name, problem)
-                skipped.append(f"{directory.name}: {problem}")
+        steps = self._agree_on_steps()
+        folders = self._shelf.folders()
+        for step in steps:
+            folder = folders.get(step)
+            problem = self._verify_together(folder)
+            if folder is None or problem:
+                name = f"step_{step}" if folder is None else folder.name
+                logger.warning("skipped checkpoint %s: %s", name, problem)
+                skipped.append(f"{name}: {problem}")
                 self._writer.invalid.add(step)
                 continue
-            manifest = read_manifest(directory)
-            return Restored(read_state(directory, manifest, template), manifest.cursor, tuple(skipped))
+            manifest = folder.manifest()
+            return Restored(read_state(folder, manifest, template), manifest.cursor, tuple(skipped))
         if skipped:
             raise CheckpointError(
-                f"no checkpoint in {self.path} is whole",
+                f"no checkpoint in {self._shelf} is whole",
                 got="; ".join(skipped),
                 remedy="Restore the directory from a copy, or start a new run.",
             )
@@ -198,8 +193,9 @@ class Checkpointer:
 
         Every checkpoint was verified before it got its name; those found damaged since do not count.
         """
-        steps = [step for step in list_steps(self.path) if step not in self._writer.invalid]
-        return next((step for step in steps if _has_manifest(step_directory(self.path, step))), None)
+        folders = self._shelf.folders()
+        steps = (step for step in folders if step not in self._writer.invalid)
+        return next((step for step in steps if _has_manifest(folders[step])), None)
 
     def close(self) -> None:
         """Wait for the save in flight and end the thread.
@@ -215,14 +211,16 @@ class Checkpointer:
 
     def _agree_on_steps(self) -> list[int]:
         """Return process 0's steps, the newest first: a file system may show each process another list."""
-        steps = msgspec.json.encode(list_steps(self.path)[::-1])
+        steps = msgspec.json.encode([*self._shelf.folders()][::-1])
         return msgspec.json.decode(self._peers.broadcast(TOPIC, steps), type=list[int])
 
-    def _verify_together(self, directory: Path) -> str:
+    def _verify_together(self, folder: Folder | None) -> str:
         """Read a checkpoint back, each process its share of the files; return what is wrong with it."""
         peers, problem = self._peers, ""
         try:
-            verify(directory, part=peers.process, parts=peers.num_processes)
+            if folder is None:
+                raise CheckpointError(f"process {peers.process} does not see it")
+            verify(folder, part=peers.process, parts=peers.num_processes)
         except CheckpointError as error:
             problem = str(error)
         found = [answer.decode() for answer in peers.gather(TOPIC, problem.encode())]
@@ -245,29 +243,34 @@ class Checkpointer:
         )
 
 
-def load_best(path: Path, template: Template, *, part: bool = False) -> Restored:
+def shelf_of(place: Path | Shelf, *, fsync: bool = True) -> Shelf:
+    """Return a directory as what holds checkpoints; anything else as it is."""
+    return DirectoryShelf(place, fsync=fsync) if isinstance(place, Path) else place
+
+
+def load_best(place: Path | Shelf, template: Template, *, part: bool = False) -> Restored:
     """Read the checkpoint with the highest metric; a learner may go on saving beside it.
 
     Args:
-        path: The checkpoint directory.
+        place: What holds the checkpoints.
         template: As for `Checkpointer.restore_newest`.
         part: As for `read_state`.
 
     Raises:
         CheckpointError: None was evaluated, or the best is damaged or does not fit the template.
     """
-    directory = find_best(path)
-    if directory is None:
-        raise CheckpointError(f"no checkpoint in {path} was evaluated", remedy="Set learner.eval_every.")
-    manifest = verify(directory)
-    return Restored(read_state(directory, manifest, template, part=part), manifest.cursor, ())
+    folder = find_best(shelf_of(place))
+    if folder is None:
+        raise CheckpointError(f"no checkpoint in {place} was evaluated", remedy="Set learner.eval_every.")
+    manifest = verify(folder)
+    return Restored(read_state(folder, manifest, template, part=part), manifest.cursor, ())
 
 
-def load_step(path: Path, step: int, template: Template, *, part: bool = False) -> Restored:
+def load_step(place: Path | Shelf, step: int, template: Template, *, part: bool = False) -> Restored:
     """Read the checkpoint of one step; a learner may go on saving beside it.
 
     Args:
-        path: The checkpoint directory.
+        place: What holds the checkpoints.
         step: Its step.
         template: As for `Checkpointer.restore_newest`.
         part: As for `read_state`.
@@ -275,25 +278,25 @@ def load_step(path: Path, step: int, template: Template, *, part: bool = False) 
     Raises:
         CheckpointError: There is none of this step, or it is damaged or does not fit the template.
     """
-    places = {known: step_directory(path, known) for known in list_steps(path)}
-    places |= {known: best_directory(path, known) for known in list_steps(path, best=True)}
-    if step not in places:
+    shelf = shelf_of(place)
+    folders = shelf.folders() | shelf.folders(best=True)
+    if step not in folders:
         raise CheckpointError(
-            f"no checkpoint of step {step} in {path}",
-            limit=sorted(places),
+            f"no checkpoint of step {step} in {place}",
+            limit=sorted(folders),
             remedy="Name one of these; learner.keep_checkpoints says how many are kept.",
         )
-    manifest = verify(places[step])
-    return Restored(read_state(places[step], manifest, template, part=part), manifest.cursor, ())
+    manifest = verify(folders[step])
+    return Restored(read_state(folders[step], manifest, template, part=part), manifest.cursor, ())
 
 
 def read_state(
-    directory: Path, manifest: CheckpointManifest, template: Template, *, part: bool = False
+    folder: Folder, manifest: CheckpointManifest, template: Template, *, part: bool = False
 ) -> Any:
     """Restore the arrays of a verified checkpoint onto the devices of a template.
 
     Args:
-        directory: The checkpoint.
+        folder: The checkpoint.
         manifest: Its manifest.
         template: As for `Checkpointer.restore_newest`.
         part: Whether the checkpoint may hold arrays that the template lacks; they are not read.
@@ -303,20 +306,20 @@ def read_state(
     """
     if callable(template):
         template = template(manifest.cursor)
-    _refuse_other_shape(directory, manifest, template, part)
-    reader = SliceReader(directory, manifest)
+    _refuse_other_shape(folder, manifest, template, part)
+    reader = SliceReader(folder, manifest)
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: reader.read(jax.tree_util.keystr(path), leaf), template
     )
 
 
-def _refuse_other_shape(directory: Path, manifest: CheckpointManifest, template: Any, part: bool) -> None:
+def _refuse_other_shape(folder: Folder, manifest: CheckpointManifest, template: Any, part: bool) -> None:
     saved = {record.path: record for record in manifest.arrays}
     wanted = {record.path: record for record in records_of(template)}
     for path in sorted(wanted if part else saved.keys() | wanted.keys()):
         if saved.get(path) != wanted.get(path):
             raise CheckpointError(
-                f"{directory} was saved by another model or optimizer: {path} differs",
+                f"{folder} was saved by another model or optimizer: {path} differs",
                 got=_describe(saved.get(path)),
                 limit=_describe(wanted.get(path)),
                 remedy="Resume with the run's own configuration.",
@@ -327,9 +330,9 @@ def _describe(record: ArrayRecord | None) -> str:
     return "nothing" if record is None else f"{record.dtype}{list(record.shape)}"
 
 
-def _has_manifest(directory: Path) -> bool:
+def _has_manifest(folder: Folder) -> bool:
     try:
-        read_manifest(directory)
+        folder.manifest()
     except CheckpointError:
         return False
     return True

@@ -1,5 +1,7 @@
 """What makes a checkpoint valid: a manifest, written last, that names and hashes everything else.
 
+In a directory checkpoints lie like this; in a bucket as `forebay.learner.checkpoint_bucket` says:
+
 ```
 checkpoints/
   step_100/
@@ -17,7 +19,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -26,12 +28,14 @@ import xxhash
 from forebay.errors import CheckpointError
 from forebay.trajectory import PolicyVersion
 
+Buffer = bytes | memoryview
+
 MANIFEST_FILE = "manifest.json"
 PARTIAL_PREFIX = ".partial-"
 OLD_PREFIX = ".old-"
 TRASH_PREFIX = ".trash-"
 FORMAT = 2
-_MAX_MANIFEST_BYTES = 64 * 2**20
+MAX_MANIFEST_BYTES = 64 * 2**20
 _READ_BYTES = 2**20
 _STEP_NAME = re.compile(r"step_(\d{1,15})")
 _BEST_NAME = re.compile(r"best_(\d{1,15})")
@@ -143,9 +147,30 @@ def list_steps(path: Path, *, best: bool = False) -> tuple[int, ...]:
     pattern = _BEST_NAME if best else _STEP_NAME
     try:
         names = [entry.name for entry in path.iterdir()]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ()
     return tuple(sorted(int(match[1]) for match in filter(None, map(pattern.fullmatch, names))))
+
+
+def parse_manifest(data: bytes, name: str) -> CheckpointManifest:
+    """Return a manifest, checked against its own checksum.
+
+    Args:
+        data: Its file.
+        name: Of the checkpoint, for the message.
+
+    Raises:
+        CheckpointError: It is damaged, or of another layout.
+    """
+    try:
+        manifest = msgspec.json.decode(data, type=CheckpointManifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"manifest of {name} is damaged: {error}") from error
+    if manifest.format != FORMAT:
+        raise CheckpointError(f"{name} has another layout", got=manifest.format, limit=FORMAT)
+    if manifest.sealed().checksum != manifest.checksum:
+        raise CheckpointError(f"manifest of {name} does not match its checksum", got=manifest.checksum)
+    return manifest
 
 
 def read_manifest(directory: Path) -> CheckpointManifest:
@@ -154,22 +179,14 @@ def read_manifest(directory: Path) -> CheckpointManifest:
     Raises:
         CheckpointError: There is none, or it is damaged or of another layout.
     """
-    source = directory / MANIFEST_FILE
     try:
-        with source.open("rb") as file:
-            data = file.read(_MAX_MANIFEST_BYTES)
-        manifest = msgspec.json.decode(data, type=CheckpointManifest)
+        with (directory / MANIFEST_FILE).open("rb") as file:
+            data = file.read(MAX_MANIFEST_BYTES)
     except FileNotFoundError:
         raise CheckpointError(f"{directory.name} has no manifest") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+    except OSError as error:
         raise CheckpointError(f"manifest of {directory.name} is damaged: {error}") from error
-    if manifest.format != FORMAT:
-        raise CheckpointError(f"{directory.name} has another layout", got=manifest.format, limit=FORMAT)
-    if manifest.sealed().checksum != manifest.checksum:
-        raise CheckpointError(
-            f"manifest of {directory.name} does not match its checksum", got=manifest.checksum
-        )
-    return manifest
+    return parse_manifest(data, directory.name)
 
 
 def write_manifest(directory: Path, manifest: CheckpointManifest, *, fsync: bool) -> None:
@@ -197,53 +214,46 @@ def state_file(process: int, num_processes: int) -> str:
     return f"state-{process + 1:05d}-of-{num_processes:05d}.safetensors"
 
 
-def verify(directory: Path, *, part: int = 0, parts: int = 1) -> CheckpointManifest:
-    """Read the files of a checkpoint and return its manifest if all of them are as they were written.
-
-    Args:
-        directory: The checkpoint.
-        part: Which part of its files this process reads, where several share the work.
-        parts: In how many parts.
-
-    Raises:
-        CheckpointError: A file is missing, extra, cut, or changed by as much as a bit; the message names it.
-    """
-    manifest = read_manifest(directory)
-    refuse_missing_files(directory, manifest)
-    for file in sorted(manifest.files, key=lambda file: file.path)[part::parts]:
-        path, actual = file.path, hash_file(directory, file.path)
-        if actual != file:
-            raise CheckpointError(
-                f"{directory.name}/{path} is damaged",
-                got=f"{actual.num_bytes} bytes, {actual.xxh3}",
-                limit=f"{file.num_bytes} bytes, {file.xxh3}",
-            )
-    return manifest
-
-
-def refuse_missing_files(directory: Path, manifest: CheckpointManifest) -> None:
-    """Refuse a checkpoint that has other files than its manifest names; their content is not read.
-
-    Raises:
-        CheckpointError: Names the first file that is missing or extra.
-    """
-    expected = {file.path for file in manifest.files}
-    found = {path for path in _list_files(directory) if path != MANIFEST_FILE}
-    if found != expected:
-        raise CheckpointError(
-            f"{directory.name} has a missing or an extra file", got=sorted(found ^ expected)[0]
-        )
-
-
 def hash_file(directory: Path, path: str) -> CheckpointFile:
     """Return size and hash of one file of a checkpoint."""
-    digest = xxhash.xxh3_128()
-    num_bytes = 0
-    with (directory / path).open("rb", buffering=0) as file:
-        while piece := file.read(_READ_BYTES):
-            digest.update(piece)
-            num_bytes += len(piece)
-    return CheckpointFile(path=path, num_bytes=num_bytes, xxh3=digest.hexdigest())
+    return hash_pieces(path, pieces_of(directory / path))
+
+
+def hash_pieces(path: str, pieces: Iterable[Buffer]) -> CheckpointFile:
+    """Return size and hash of a file's content, given piece by piece.
+
+    Args:
+        path: Of the file inside its checkpoint.
+        pieces: Its bytes.
+    """
+    hashing = HashedPieces(pieces)
+    for _ in hashing:
+        continue
+    return hashing.file(path)
+
+
+class HashedPieces:
+    """Passes the pieces of a file on, and knows size and hash of what has passed.
+
+    Args:
+        pieces: Its bytes, in order.
+    """
+
+    def __init__(self, pieces: Iterable[Buffer]) -> None:
+        self._pieces = pieces
+        self._digest = xxhash.xxh3_128()
+        self._num_bytes = 0
+
+    def __iter__(self) -> Iterator[Buffer]:
+        """Yield the pieces."""
+        for piece in self._pieces:
+            self._digest.update(piece)
+            self._num_bytes += len(piece)
+            yield piece
+
+    def file(self, path: str) -> CheckpointFile:
+        """Return what a manifest says of a file with the bytes that have passed."""
+        return CheckpointFile(path=path, num_bytes=self._num_bytes, xxh3=self._digest.hexdigest())
 
 
 def sweep(path: Path) -> None:
@@ -267,48 +277,6 @@ def install(partial: Path, target: Path, *, fsync: bool) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def retain(path: Path, *, keep: int, invalid: Iterable[int] = ()) -> None:
-    """Delete all but the newest `keep` checkpoints and the one with the best metric.
-
-    Call it only when the newest has been verified.
-
-    Args:
-        path: The checkpoint directory.
-        keep: How many to keep to resume from.
-        invalid: Steps known to be damaged; they do not count, and go once older than all that count.
-    """
-    candidates = [step for step in list_steps(path) if step not in set(invalid)]
-    if not candidates:
-        return
-    oldest_kept = candidates[-keep:][0]
-    best = find_best(path)
-    for step in list_steps(path):
-        if step < oldest_kept:
-            directory = step_directory(path, step)
-            if directory == best:
-                best = directory.rename(best_directory(path, step))
-            else:
-                _delete(directory)
-    for step in list_steps(path, best=True):
-        if best_directory(path, step) != best:
-            _delete(best_directory(path, step))
-
-
-def find_best(path: Path) -> Path | None:
-    """Return the checkpoint with the highest metric, the newest of equals; None if none was evaluated."""
-    best: tuple[float, int, Path] | None = None
-    directories = [(step, step_directory(path, step)) for step in list_steps(path)]
-    directories += [(step, best_directory(path, step)) for step in list_steps(path, best=True)]
-    for step, directory in directories:
-        try:
-            metric = read_manifest(directory).metric
-        except CheckpointError:
-            continue
-        if metric is not None and (best is None or (metric, step) > best[:2]):
-            best = (metric, step, directory)
-    return best[2] if best else None
-
-
 def sync_directory(path: Path) -> None:
     """Flush a directory's entries to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -318,7 +286,8 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _list_files(directory: Path) -> set[str]:
+def list_files(directory: Path) -> set[str]:
+    """Return the paths of all files below a directory, relative to it."""
     return {
         os.path.relpath(os.path.join(parent, name), directory)
         for parent, _, names in os.walk(directory)
@@ -326,7 +295,15 @@ def _list_files(directory: Path) -> set[str]:
     }
 
 
-def _delete(directory: Path) -> None:
+def delete(directory: Path) -> None:
+    """Delete a checkpoint; a kill at any moment leaves all of it, or what `sweep` deletes."""
     trash = directory.with_name(f"{TRASH_PREFIX}{directory.name}")
     directory.rename(trash)
     shutil.rmtree(trash)
+
+
+def pieces_of(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file."""
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_READ_BYTES):
+            yield piece

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +18,8 @@ import xxhash
 
 from forebay.errors import CheckpointError, WeightsError
 from forebay.learner.checkpoint_manifest import ArrayRecord, CheckpointManifest, SliceRecord
-from forebay.weights.shard import Tensors, bytes_of, decode, dtype_name
+from forebay.learner.checkpoint_shelf import Folder
+from forebay.weights.shard import TensorPlace, Tensors, bytes_of, dtype_name, read_places
 
 HostArray = npt.NDArray[Any]
 # (first, behind the last) index along each axis.
@@ -117,24 +117,25 @@ def content_digest(arrays: Iterable[ArrayRecord], slices: Iterable[SliceRecord])
 class SliceReader:
     """Makes arrays of the slices of one checkpoint.
 
-    At most one slice and this process's part of one array are in host memory at a time.
+    At most one slice and this process's part of one array are in host memory at a time; of a bucket, only
+    the slices that are needed are fetched.
 
     Args:
-        directory: The checkpoint.
+        folder: The checkpoint.
         manifest: Its manifest.
 
     Raises:
         CheckpointError: The slices do not make up the arrays.
     """
 
-    def __init__(self, directory: Path, manifest: CheckpointManifest) -> None:
-        self._directory = directory
-        self._files: dict[str, Tensors] = {}
+    def __init__(self, folder: Folder, manifest: CheckpointManifest) -> None:
+        self._folder = folder
+        self._files: dict[str, dict[str, TensorPlace]] = {}
         self._slices: defaultdict[str, list[SliceRecord]] = defaultdict(list)
         for part in manifest.slices:
             self._slices[part.array].append(part)
         for array in manifest.arrays:
-            _refuse_holes(directory, array, self._slices[array.path])
+            _refuse_holes(folder, array, self._slices[array.path])
 
     def read(self, path: str, template: Any) -> Any:
         """Return one array.
@@ -174,25 +175,25 @@ class SliceReader:
         return filled
 
     def _read(self, part: SliceRecord, dtype: np.dtype[Any]) -> HostArray:
-        tensor = self._tensors(part.file).get(part.tensor)
-        if tensor is None or tensor.shape != part.shape or tensor.dtype != dtype:
-            raise CheckpointError(
-                f"{self._directory} cannot be restored: {part.tensor} is not in {part.file}"
-            )
-        if xxhash.xxh3_128_hexdigest(bytes_of(tensor)) != part.xxh3:
-            raise CheckpointError(
-                f"{self._directory} does not hold the arrays that were saved", got=part.tensor
-            )
-        return tensor
+        place = self._places(part.file).get(part.tensor)
+        if place is None or place.shape != part.shape or place.dtype != dtype:
+            raise CheckpointError(f"{self._folder} cannot be restored: {part.tensor} is not in {part.file}")
+        data = self._folder.read(part.file, place.start, place.stop)
+        if xxhash.xxh3_128_hexdigest(data.data) != part.xxh3:
+            raise CheckpointError(f"{self._folder} does not hold the arrays that were saved", got=part.tensor)
+        return place.view(data)
 
-    def _tensors(self, file: str) -> Tensors:
+    def _places(self, file: str) -> dict[str, TensorPlace]:
         if file not in self._files:
-            source = self._directory / file
+            folder = self._folder
             try:
-                mapped = np.memmap(source, np.uint8, mode="r")
-                self._files[file] = decode(mapped.view(np.ndarray), str(source))
+                self._files[file] = read_places(
+                    lambda start, stop: folder.read(file, start, stop),
+                    folder.num_bytes(file),
+                    f"{folder}/{file}",
+                )
             except (OSError, ValueError, WeightsError) as error:
-                raise CheckpointError(f"{self._directory} cannot be restored: {error}") from error
+                raise CheckpointError(f"{folder} cannot be restored: {error}") from error
         return self._files[file]
 
 
@@ -226,7 +227,7 @@ def _refuse_unsavable(path: str, leaf: Any) -> None:
         raise CheckpointError(f"the state cannot be saved: {error}") from error
 
 
-def _refuse_holes(directory: Path, array: ArrayRecord, parts: Sequence[SliceRecord]) -> None:
+def _refuse_holes(folder: Folder, array: ArrayRecord, parts: Sequence[SliceRecord]) -> None:
     """Refuse slices of an array that leave an element out, or hold one twice."""
     boxes = [tuple((first, first + n) for first, n in zip(p.start, p.shape, strict=True)) for p in parts]
     whole: Box = tuple((0, length) for length in array.shape)
@@ -235,7 +236,7 @@ def _refuse_holes(directory: Path, array: ArrayRecord, parts: Sequence[SliceReco
     held = sum(math.prod(p.shape) for p in parts)
     if not inside or twice or held != math.prod(array.shape):
         raise CheckpointError(
-            f"the slices of {array.path} in {directory} do not make up the array",
+            f"the slices of {array.path} in {folder} do not make up the array",
             got=f"{held} elements in {len(parts)} slices",
             limit=f"each of the {math.prod(array.shape)} elements once",
         )

@@ -70,6 +70,8 @@ class Dispatcher:
         self.fairness = fairness
         self._period_s = period_s
         self._tracer = tracer
+        # The feed's thread names groups that came too late while this one dispatches.
+        self._lock = threading.Lock()
         self._repeat: deque[Task] = deque()
         self._posed: dict[str, Task] = {}
         self._late: Counter[str] = Counter()
@@ -108,13 +110,15 @@ class Dispatcher:
         task of P parts is posed whole, so of the parts that an environment lost only every P-th has its task
         posed again: as many as were lost.
         """
-        task = self._posed.pop(group_id, None)
-        if task is None:
-            return
-        self._late[task.environment] += 1
-        if self._late[task.environment] % self._families.parts == 0:
+        with self._lock:
+            task = self._posed.pop(group_id, None)
+            if task is None:
+                return
+            self._late[task.environment] += 1
+            if self._late[task.environment] % self._families.parts:
+                return
             self._repeat.append(task)
-            self.wake()
+        self.wake()
 
     def stop(self) -> None:
         """End the background thread."""
@@ -148,7 +152,8 @@ class Dispatcher:
         self._families.note(planned[:accepted])
         self._remember(groups[:accepted])
         unused = [one.began_with for one in planned[accepted:]]
-        self._repeat.extendleft(reversed([task for task in unused if isinstance(task, Task)]))
+        with self._lock:
+            self._repeat.extendleft(reversed([task for task in unused if isinstance(task, Task)]))
         return accepted
 
     def _num_doubtful(self, stats: StoreStats) -> int:
@@ -168,18 +173,20 @@ class Dispatcher:
 
     def _repeated(self, whose: str | None) -> Posed:
         """Return a task to pose again of whose turn it is, if there is one."""
-        for index, task in enumerate(self._repeat):
-            if whose is None or task.environment == whose:
-                del self._repeat[index]
-                return task
+        with self._lock:
+            for index, task in enumerate(self._repeat):
+                if whose is None or task.environment == whose:
+                    del self._repeat[index]
+                    return task
         return whose
 
     def _remember(self, groups: list[GroupSpec]) -> None:
-        self._posed |= {group.group_id: group.task for group in groups}
         # Consumed groups are not forgotten one by one: all go but the newest, which cover all outstanding.
         limit = 2 * self._settings.batches_in_flight * self._groups_per_batch
-        for group_id in list(self._posed)[: max(0, len(self._posed) - limit)]:
-            del self._posed[group_id]
+        with self._lock:
+            self._posed |= {group.group_id: group.task for group in groups}
+            for group_id in list(self._posed)[: max(0, len(self._posed) - limit)]:
+                del self._posed[group_id]
 
 
 def _members(groups: Sequence[GroupSpec]) -> Iterator[str]:

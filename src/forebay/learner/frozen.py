@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, DTypeLike
@@ -13,8 +12,7 @@ from jaxtyping import Array, DTypeLike
 from forebay.errors import ConfigError
 from forebay.learner.placing import put
 from forebay.models.config import ModelConfig
-from forebay.models.layout import parameters_of, place
-from forebay.models.params import Params
+from forebay.models.params import Params, abstract_params
 from forebay.models.sharding import parameter_specs, shardings
 
 
@@ -61,9 +59,7 @@ class Frozen:
 
 
 def _abstract(config: ModelConfig, dtype: DTypeLike, to: Any) -> Params:
-    shapes: Params = {}
-    for parameter in parameters_of(config):
-        place(shapes, parameter, jax.ShapeDtypeStruct(parameter.stacked_shape(config), jnp.dtype(dtype)))
+    shapes = abstract_params(config, dtype)
     return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), shapes, to)
 
 

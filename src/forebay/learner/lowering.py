@@ -30,11 +30,10 @@ from forebay.learner.train_step import (
     row_states,
 )
 from forebay.models.config import ModelConfig
-from forebay.models.layout import parameters_of, place
 from forebay.models.lora import abstract_adapters, adapter_specs, with_adapters
 from forebay.models.lora_layout import check_targets
 from forebay.models.moe import RouterSums
-from forebay.models.params import Params
+from forebay.models.params import Params, abstract_params
 from forebay.models.router_loss import RouterLoss
 from forebay.models.settings import ComputeSettings, LoraSettings
 from forebay.models.sharding import (
@@ -192,10 +191,7 @@ def abstract_state(
         specs: Partition specs of what is trained, a value head's too if there is one.
         lora: The adapters that are trained; None if the model is.
     """
-    params: Params = {} if lora is None else dict(abstract_adapters(config, lora))
-    for parameter in parameters_of(config) if lora is None else ():
-        layers = (config.num_layers,) if parameter.in_layers else ()
-        place(params, parameter, jax.ShapeDtypeStruct(layers + parameter.shape(config), jnp.float32))
+    params = abstract_params(config, jnp.float32) if lora is None else abstract_adapters(config, lora)
     for name, head_shape in value_head_shapes(config).items():
         if name in specs:
             params[name] = jax.ShapeDtypeStruct(head_shape, jnp.float32)

@@ -33,9 +33,11 @@ from forebay.learner.optimizer import OptimizerSettings, make_optimizer
 from forebay.learner.placing import put
 from forebay.learner.program_table import Compiled, Program, ProgramTable, Shape, log_compiled
 from forebay.learner.train_step import Accumulator, StepStats, TrainState, new_state
+from forebay.models.attention import kind_of
 from forebay.models.config import ModelConfig
 from forebay.models.mesh_axes import check_divisible
 from forebay.models.params import Params
+from forebay.models.platforms import check_attention
 from forebay.models.router_loss import NO_ROUTER_LOSS, RouterLoss
 from forebay.models.settings import ComputeSettings, LoraSettings
 from forebay.models.sharding import row_spec, shardings
@@ -63,7 +65,7 @@ class TrainPrograms:
         lora: The adapters that are trained; all else is frozen. None: the model is trained itself.
 
     Raises:
-        ConfigError: The mesh cannot split the model, or it has no projection of an adapter's name.
+        ConfigError: The mesh cannot split the model or run its attention, or an adapter has no projection.
     """
 
     def __init__(
@@ -80,10 +82,10 @@ class TrainPrograms:
         lora: LoraSettings | None = None,
     ) -> None:
         check_divisible(config, mesh.shape)
+        check_attention(compute.attention, *kind_of(mesh.devices.flat[0]))
         self._config, self._mesh = config, mesh
         self._has_critic = value_loss is not None
-        self._annotations = annotations
-        self._of_routers = of_routers
+        self._annotations, self._of_routers = annotations, of_routers
         self._optimizer = make_optimizer(optimizer, value_scale if self._has_critic else None)
         self.frozen = Frozen(config, mesh, compute.compute_dtype, is_model=lora is not None)
         split = self.frozen.specs, trained_specs(config, lora, has_critic=self._has_critic)

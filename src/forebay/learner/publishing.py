@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from forebay.trajectory import PolicyVersion
@@ -27,7 +28,8 @@ class Publisher:
         self._lock = threading.Lock()
         self._waiting: tuple[PolicyVersion, Any] | None = None
         self._executor = ThreadPoolExecutor(1, "publish", initializer=on_start)
-        self._running: Future[None] | None = None
+        # The oldest first: none is forgotten before it has ended well.
+        self._submitted: deque[Future[None]] = deque()
 
     def submit(self, version: PolicyVersion, params: Any) -> None:
         """Hand over a host copy of the parameters; returns at once.
@@ -38,17 +40,22 @@ class Publisher:
         self.check()
         with self._lock:
             self._waiting = (version, params)
-        self._running = self._executor.submit(self._publish_waiting)
+        self._submitted.append(self._executor.submit(self._publish_waiting))
 
     def check(self) -> None:
-        """Raise what an earlier publication failed with, if it did."""
-        if self._running is not None and self._running.done():
-            self._running.result()
+        """Raise what the first publication that failed failed with, if one did; never wait."""
+        while self._submitted and self._submitted[0].done():
+            self._submitted[0].result()
+            self._submitted.popleft()
 
     def flush(self) -> None:
-        """Wait until everything handed over is published or overtaken."""
-        if self._running is not None:
-            self._running.result()
+        """Wait until everything handed over is published or overtaken.
+
+        Raises:
+            Exception: Whatever a publication failed with, be it overtaken since.
+        """
+        wait(self._submitted)
+        self.check()
 
     def close(self) -> None:
         """Publish what waits, then end the thread."""

@@ -6,6 +6,7 @@ RUN/
   store/  weights/  checkpoints/  logs/  samples/  trace/
 ```
 Retention is the part's own: checkpoints and weights keep their newest, logs and metrics rotate by size.
+With `learner.checkpoint_path` the checkpoints lie elsewhere.
 """
 
 from __future__ import annotations
@@ -117,6 +118,11 @@ class RunLayout:
     def trace(self) -> Path:
         """What each process did when, one file per process."""
         return self.path / "trace"
+
+    @property
+    def board(self) -> Path:
+        """What the actor processes tell one another, one file per process."""
+        return self.path / "board"
 
     @property
     def metrics(self) -> Path:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Self
+import re
+from typing import Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from forebay.errors import ConfigError
+
+_BUCKET: Final = re.compile(r"(?:s3|gs)://[^/\s]+(?:/\S*)?")
 
 
 class LearnerSettings(BaseModel):
@@ -21,6 +24,16 @@ class LearnerSettings(BaseModel):
     publish_every: int = Field(1, ge=1, description="Batches between published versions.")
     checkpoint_every: int = Field(20, ge=1, description="Batches between checkpoints.")
     keep_checkpoints: int = Field(2, ge=1, description="Checkpoints kept, besides the best one.")
+    checkpoint_path: str | None = Field(
+        None,
+        description="Where checkpoints go, each run's below its id: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
+        "or a directory; by default the run directory.",
+    )
+    checkpoint_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="Longest wait for a checkpoint to be written, or for a bucket that cannot be reached.",
+    )
     eval_every: int = Field(0, ge=0, description="Batches between held-out evaluations; 0 is never.")
     eval_tasks: int = Field(64, ge=1, description="Held-out tasks of one evaluation.")
     warmup_steps: int = Field(
@@ -55,6 +68,16 @@ class LearnerSettings(BaseModel):
         description="Keep every trained trajectory and the whole journal, so that the run can be replayed.",
     )
 
+    @field_validator("checkpoint_path")
+    @classmethod
+    def _is_a_place(cls, path: str | None) -> str | None:
+        if path is not None and "://" in path and not is_bucket(path):
+            raise ValueError(
+                f"learner.checkpoint_path={path!r} names nothing that checkpoints can go to. "
+                "Give s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or a directory."
+            )
+        return path
+
     @model_validator(mode="after")
     def _publishes_before_it_ends(self) -> Self:
         if self.publish_every > self.steps:
@@ -63,6 +86,16 @@ class LearnerSettings(BaseModel):
                 f"would end before its first publication. Lower publish_every."
             )
         return self
+
+
+def is_bucket(path: str) -> bool:
+    """Return whether a place for checkpoints is a bucket.
+
+    Example:
+        >>> is_bucket("s3://mine/runs"), is_bucket("gs://"), is_bucket("/mnt/checkpoints")
+        (True, False, False)
+    """
+    return _BUCKET.fullmatch(path) is not None
 
 
 def check_processes(devices: int, processes: int) -> None:

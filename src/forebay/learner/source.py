@@ -33,7 +33,7 @@ class WatchedSource:
         dispatcher: Its errors surface here.
         publisher: Its errors surface here.
         store_stats: Reads the store, for the cause of a wait.
-        stopped: Whether the run is to stop.
+        stopped: Whether the run is to stop; raises what has failed elsewhere.
         clock: Source of time.
         waits: Where the time spent here is added up by what the feed was waiting for.
         tracer: Records each wait by its main cause.

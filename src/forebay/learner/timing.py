@@ -172,16 +172,23 @@ def repeated_s(call: Callable[[], None], limit_s: float) -> list[float]:
     return taken_s
 
 
-def made_up_batch(pack: Packer, lengths: Sequence[Length], group_size: int) -> JournaledBatch:
+def made_up_batch(
+    pack: Packer, lengths: Sequence[Length], group_size: int, vocabulary: int
+) -> JournaledBatch:
     """Return a batch of groups of random tokens, packed as a run packs it.
+
+    The same lengths give the same tokens. They differ, as those of a run do: routers of experts would send
+    equal ones to the same experts.
 
     Args:
         pack: The run's packer.
         lengths: Of each trajectory; a multiple of `group_size`.
         group_size: Trajectories of a group.
+        vocabulary: Ids are below this.
     """
+    rng = np.random.default_rng(0)
     groups = tuple(
-        _group(serial, lengths[first : first + group_size])
+        _group(serial, lengths[first : first + group_size], rng, vocabulary)
         for serial, first in enumerate(range(0, len(lengths), group_size))
     )
     entry = JournalEntry(
@@ -194,7 +201,7 @@ def made_up_batch(pack: Packer, lengths: Sequence[Length], group_size: int) -> J
     return JournaledBatch(entry, pack(groups, _ORIGIN, (), b""), groups)
 
 
-def _group(serial: int, lengths: Sequence[Length]) -> TakenGroup:
+def _group(serial: int, lengths: Sequence[Length], rng: np.random.Generator, vocabulary: int) -> TakenGroup:
     spec = GroupSpec(
         group_id=f"audit{serial:06d}",
         serial=serial,
@@ -205,21 +212,25 @@ def _group(serial: int, lengths: Sequence[Length]) -> TakenGroup:
         deadline_s=1.0,
         member_bytes=1,
     )
-    members = (_trajectory(spec, member, length) for member, length in enumerate(lengths))
-    return TakenGroup(spec=spec, trajectories=tuple(members))
+    members = (_branch(length, rng, vocabulary) for length in lengths)
+    trajectories = tuple(_trajectory(spec, number, branch) for number, branch in enumerate(members))
+    return TakenGroup(spec=spec, trajectories=trajectories)
 
 
-def _trajectory(spec: GroupSpec, member: int, length: Length) -> Trajectory:
+def _branch(length: Length, rng: np.random.Generator, vocabulary: int) -> Branch:
     # The first token is never one that was sampled.
     tokens = max(2, length.tokens)
     sampled = min(max(1, length.action_tokens), tokens - 1)
-    branch = Branch(
-        tokens=np.ones(tokens, np.int32),
+    return Branch(
+        tokens=rng.integers(0, vocabulary, tokens, dtype=np.int32),
         action_spans=(ActionSpan(tokens - sampled, tokens, 0),),
         behavior_logprobs=np.full(sampled, _LOGPROB_NATS, np.float32),
         version_spans=(VersionSpan(sampled, _ORIGIN, _ORIGIN),),
         sampling=Sampling(),
     )
+
+
+def _trajectory(spec: GroupSpec, member: int, branch: Branch) -> Trajectory:
     return Trajectory(
         trajectory_id=f"{spec.group_id}.{member}",
         run_id="audit",

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from forebay.models import blockwise, ring
 from forebay.models.fused import BLOCK_TOKENS, FusedKernel
+from forebay.models.platforms import automatic_attention
 from forebay.models.settings import ComputeSettings
 from forebay.models.sharding import UNSHARDED, Axes
 from forebay.models.splash import SplashKernel, block_tokens_of
@@ -78,7 +79,12 @@ def attention_kind(compute: ComputeSettings) -> str:
     """Return the kind of attention that the settings choose on this platform."""
     if compute.attention != "auto":
         return compute.attention
-    return {"tpu": "splash", "gpu": "fused"}.get(jax.default_backend(), "blockwise")
+    return automatic_attention(*kind_of(jax.devices()[0]))
+
+
+def kind_of(device: jax.Device) -> tuple[str, str | None]:
+    """Return the platform of a device, and its compute capability if it is a GPU; see `platforms`."""
+    return device.platform, getattr(device, "compute_capability", None)
 
 
 def attention_mask(segment_ids: Int[Array, "B T"], window: int | None = None) -> Bool[Array, "B T T"]:

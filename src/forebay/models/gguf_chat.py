@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
+from tokenizers import Tokenizer
 
-from forebay.chat.bpe import BpeVocabulary, bpe_tokenizer
+from forebay.chat.bpe import SPLITS, BpeVocabulary, bpe_tokenizer
+from forebay.chat.kinds import NAME_ANOTHER
+from forebay.chat.spm import SpmVocabulary, spm_tokenizer
 from forebay.errors import ModelError
 from forebay.models.gguf_file import GgufFile
 
@@ -19,7 +22,8 @@ _SPECIAL: Final = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-_REMEDY: Final = "Name the directory of the model's own tokenizer.json in model.tokenizer."
+# What llama.cpp takes where a SentencePiece vocabulary does not say.
+_SPM_DEFAULTS: Final = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 
 
 def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
@@ -37,19 +41,18 @@ def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
             template; the message names the key.
     """
     kind = file.metadata.get(f"{_PREFIX}model")
-    if kind != "gpt2":
+    if not isinstance(kind, str) or kind not in _MAKERS:
         raise ModelError(
-            f"unsupported {_PREFIX}model in {file.path}", got=repr(kind), limit="'gpt2'", remedy=_REMEDY
+            f"unsupported {_PREFIX}model in {file.path}",
+            got=repr(kind),
+            limit=", ".join(map(repr, _MAKERS)),
+            remedy=NAME_ANOTHER,
         )
     tokens = _strings(file, "tokens")
     ids = {name: _token_id(file, key, len(tokens)) for name, key in _SPECIAL.items()}
-    vocabulary = BpeVocabulary(
-        tokens=tokens,
-        kinds=file.metadata.get(f"{_PREFIX}token_type", [1] * len(tokens)),
-        merges=_strings(file, "merges"),
-        split=str(file.metadata.get(f"{_PREFIX}pre", "")),
-        bos_id=ids["bos_token"] if file.metadata.get(f"{_PREFIX}add_bos_token") else None,
-    )
+    if kind == "llama":
+        ids = {name: _SPM_DEFAULTS.get(name) if value is None else value for name, value in ids.items()}
+    tokenizer = _MAKERS[kind](file, tokens, ids)
     ends = [ids["eos_token"], _token_id(file, "eot_token_id", len(tokens))]
     config: dict[str, Any] = {
         # By this class transformers takes tokenizer.json as it is, whatever the type of the model.
@@ -65,16 +68,54 @@ def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
         "pad_token_id": ids["pad_token"],
     }
     return {
-        "tokenizer.json": bpe_tokenizer(vocabulary).to_str().encode(),
+        "tokenizer.json": tokenizer.to_str().encode(),
         "tokenizer_config.json": _json(config),
         "generation_config.json": _json(generation),
     }
 
 
+def _bpe(file: GgufFile, tokens: list[str], ids: dict[str, int | None]) -> Tokenizer:
+    split = str(file.metadata.get(f"{_PREFIX}pre", ""))
+    begins = split in SPLITS and SPLITS[split].begins
+    return bpe_tokenizer(
+        BpeVocabulary(
+            tokens=tokens,
+            kinds=_kinds(file, tokens),
+            merges=_strings(file, "merges"),
+            split=split,
+            bos_id=ids["bos_token"] if file.metadata.get(f"{_PREFIX}add_bos_token", begins) else None,
+        )
+    )
+
+
+def _spm(file: GgufFile, tokens: list[str], ids: dict[str, int | None]) -> Tokenizer:
+    scores = file.metadata.get(f"{_PREFIX}scores")
+    if not isinstance(scores, list) or not all(isinstance(score, float) for score in scores):
+        raise ModelError(f"{file.path} has no list of numbers {_PREFIX}scores", remedy=NAME_ANOTHER)
+    return spm_tokenizer(
+        SpmVocabulary(
+            tokens=tokens,
+            kinds=_kinds(file, tokens),
+            scores=scores,
+            unknown_id=ids["unk_token"] or 0,
+            space_prefix=bool(file.metadata.get(f"{_PREFIX}add_space_prefix", True)),
+            bos_id=ids["bos_token"] if file.metadata.get(f"{_PREFIX}add_bos_token", True) else None,
+        )
+    )
+
+
+def _kinds(file: GgufFile, tokens: list[str]) -> list[int]:
+    kinds: list[int] = file.metadata.get(f"{_PREFIX}token_type", [1] * len(tokens))
+    return kinds
+
+
+_MAKERS: Final = {"gpt2": _bpe, "llama": _spm}
+
+
 def _strings(file: GgufFile, name: str) -> list[str]:
     value = file.metadata.get(_PREFIX + name)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ModelError(f"{file.path} has no list of texts {_PREFIX}{name}", remedy=_REMEDY)
+        raise ModelError(f"{file.path} has no list of texts {_PREFIX}{name}", remedy=NAME_ANOTHER)
     return value
 
 

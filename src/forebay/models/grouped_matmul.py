@@ -1,8 +1,9 @@
 """Rows sorted by group, times the matrix of their group, at the cost of the rows alone.
 
 XLA expands `jax.lax.ragged_dot` to one masked product of all rows per group wherever it has no kernel for it:
-on a CPU always, on a TPU in the gradient of the matrices. 64 groups are then 64 times the work. In these
-places the rows of each group are taken tile by tile, in loops as long as the groups are.
+on a CPU always, on a TPU in the gradient of the matrices. 64 groups are then 64 times the work. On a TPU
+`grouped_kernels` multiplies; elsewhere the rows of each group are taken tile by tile, in loops as long as the
+groups are.
 
 Legend: M rows, D inputs, F outputs, E groups.
 """
@@ -15,6 +16,8 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from forebay.models import grouped_kernels
 
 # Enough rows for a matrix unit to be busy; few, where small groups are common and a call costs little.
 _TILE_ROWS: Final = 512
@@ -43,7 +46,7 @@ def _grouped(rows: Array, matrices: Array, sizes: Array) -> Array:
         rows,
         matrices,
         sizes,
-        tpu=_ragged,
+        tpu=grouped_kernels.product,
         cpu=functools.partial(_tiled, num_tile_rows=_TILE_ROWS_OF_CPU),
         default=functools.partial(_tiled, num_tile_rows=_TILE_ROWS),
     )
@@ -55,22 +58,25 @@ def _grouped_forward(rows: Array, matrices: Array, sizes: Array) -> tuple[Array,
 
 def _grouped_backward(kept: tuple[Array, Array, Array], d_out: Array) -> tuple[Array, Array, None]:
     rows, matrices, sizes = kept
+    d_rows = jax.lax.platform_dependent(
+        d_out,
+        matrices,
+        sizes,
+        tpu=functools.partial(grouped_kernels.product, transposed=True),
+        default=lambda *values: _grouped(values[0], values[1].swapaxes(1, 2), values[2]),
+    )
     d_matrices = jax.lax.platform_dependent(
         rows,
         d_out,
         sizes,
+        tpu=grouped_kernels.outer,
         cpu=functools.partial(_tiled_outer, num_tile_rows=_TILE_ROWS_OF_CPU),
         default=functools.partial(_tiled_outer, num_tile_rows=_TILE_ROWS),
     )
-    return _grouped(d_out, matrices.swapaxes(1, 2), sizes), d_matrices.astype(matrices.dtype), None
+    return d_rows, d_matrices.astype(matrices.dtype), None
 
 
 _grouped.defvjp(_grouped_forward, _grouped_backward)
-
-
-def _ragged(rows: Array, matrices: Array, sizes: Array) -> Array:
-    out = jax.lax.ragged_dot(rows, matrices, sizes, preferred_element_type=rows.dtype)
-    return _without_rest(out, sizes)
 
 
 def _tiled(rows: Array, matrices: Array, sizes: Array, *, num_tile_rows: int) -> Array:
@@ -119,7 +125,7 @@ def _tiled_outer(
 
 
 def _without_rest(out: Array, sizes: Array) -> Array:
-    """Put 0 where rows belong to no group: a kernel leaves there what it found."""
+    """Put 0 where rows belong to no group."""
     return jnp.where(jnp.arange(out.shape[0])[:, None] < sizes.sum(), out, 0)
 
 

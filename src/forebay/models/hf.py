@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,26 @@ def to_hf_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, n
                 for index, name in parameter.hf_tensors(config, layer):
                     tensors[name] = _to_hf(host[parameter.name][index], parameter, config)
     return tensors
+
+
+def without_padding(
+    tensors: Mapping[str, np.ndarray], config: ModelConfig
+) -> tuple[dict[str, np.ndarray], ModelConfig]:
+    """Cut off the rows of embedding and head that no token has.
+
+    Nothing here ever samples them, but other programs do not know that: a model that was never pretrained
+    with them gives them odds like those of any token.
+
+    Args:
+        tensors: Of a model, by Hugging Face name.
+        config: The model.
+
+    Returns:
+        Tensors and configuration of a model of `num_real_tokens` ids, which computes the same.
+    """
+    real = config.num_real_tokens
+    cut = {name: tensor[:real] if name in (_EMBEDDING, _HEAD) else tensor for name, tensor in tensors.items()}
+    return cut, replace(config, vocab_size=real)
 
 
 def check_shapes(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) -> None:

@@ -12,7 +12,6 @@ Legend: L layers, D model width, H heads, K head size, R rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Final
 
 import jax
@@ -94,7 +93,7 @@ def adapter_specs(lora: LoraSettings) -> dict[str, Any]:
     return specs
 
 
-def abstract_adapters(config: ModelConfig, lora: LoraSettings) -> Mapping[str, Any]:
+def abstract_adapters(config: ModelConfig, lora: LoraSettings) -> Params:
     """Return shapes and types of adapters, shaped like their tree."""
     tree: Params = {}
     for row in adapters_of(lora):

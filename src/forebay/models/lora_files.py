@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -22,8 +23,16 @@ from safetensors.numpy import save_file
 
 from forebay.errors import ConfigError, ModelError
 from forebay.models.checkpoint_io import read_file
+from forebay.models.config import CONFIG_FILE as MODEL_CONFIG_FILE
 from forebay.models.config import ModelConfig
-from forebay.models.lora_layout import check_adapter_shapes, from_peft_tensors, to_peft_tensors
+from forebay.models.families import WRAPPERS
+from forebay.models.lora_layout import (
+    adapter_entry,
+    beside_images,
+    check_adapter_shapes,
+    from_peft_tensors,
+    to_peft_tensors,
+)
 from forebay.models.settings import ALL_LINEAR, PROJECTIONS, LoraSettings
 
 CONFIG_FILE: Final = "adapter_config.json"
@@ -62,11 +71,7 @@ def read_adapter_settings(directory: Path) -> LoraSettings:
             computed, which is named.
     """
     path = directory / CONFIG_FILE
-    if not path.is_file():
-        raise ModelError(
-            f"adapters not found: {path}",
-            remedy=f"Name a directory with {CONFIG_FILE} and {TENSOR_FILE}, as PEFT writes it.",
-        )
+    _require(path)
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -78,7 +83,12 @@ def read_adapter_settings(directory: Path) -> LoraSettings:
         log.warning("%s: lora_dropout=%s is not applied", path, entry["lora_dropout"])
     return LoraSettings(
         rank=_number(path, entry, "r", lambda value: isinstance(value, int) and value >= 1),
-        alpha=_number(path, entry, "lora_alpha", lambda value: isinstance(value, int | float) and value > 0),
+        alpha=_number(
+            path,
+            entry,
+            "lora_alpha",
+            lambda value: isinstance(value, int | float) and 0 < value < math.inf,
+        ),
         rslora=bool(entry.get("use_rslora")),
         targets=_targets(path, entry.get("target_modules")),
     )
@@ -120,6 +130,7 @@ def check_adapter_files(directory: Path, config: ModelConfig, lora: LoraSettings
                 limit=f"{name} {theirs}",
                 remedy=f"Set model.lora.{name}={json.dumps(theirs)}.",
             )
+    _require(directory / TENSOR_FILE)
     shapes = read_file(directory / TENSOR_FILE, lambda file, name: tuple(file.get_slice(name).get_shape()))
     check_adapter_shapes(shapes, config, lora)
 
@@ -139,7 +150,8 @@ def save_adapters(
         adapters: Their tree, arrays that NumPy can read.
         config: The model that they belong to.
         lora: Which they are.
-        base: Where that model can be found, for programs that look it up.
+        base: Where that model can be found, for programs that look it up; of a model of text and images,
+            adapters get the names that its text has there.
 
     Raises:
         ModelError: The directory exists already.
@@ -149,12 +161,14 @@ def save_adapters(
     partial = directory.with_name(f".partial-{os.getpid()}-{directory.name}")
     partial.mkdir(parents=True)
     try:
-        text = json.dumps(_entry(lora, base), indent=2, sort_keys=True)
+        text = json.dumps(adapter_entry(lora, base), indent=2, sort_keys=True)
         (partial / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
         tensors = {
             name: np.asarray(tensor, np.float32)
             for name, tensor in to_peft_tensors(adapters, config, lora).items()
         }
+        if base is not None and _has_images(Path(base)):
+            tensors = beside_images(tensors)
         save_file(tensors, partial / TENSOR_FILE, metadata={"format": "pt"})
         shutil.copymode(partial / CONFIG_FILE, partial / TENSOR_FILE)
         partial.rename(directory)
@@ -162,22 +176,17 @@ def save_adapters(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _entry(lora: LoraSettings, base: str | None) -> dict[str, Any]:
-    alpha = int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "inference_mode": True,
-        "r": lora.rank,
-        "lora_alpha": alpha,
-        "use_rslora": lora.rslora,
-        "target_modules": list(lora.projections),
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "modules_to_save": None,
-    }
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise ModelError(
+            f"adapters not found: {path}",
+            remedy=f"Name a directory with {CONFIG_FILE} and {TENSOR_FILE}, as PEFT writes it.",
+        )
+
+
+def _has_images(base: Path) -> bool:
+    path = base / MODEL_CONFIG_FILE
+    return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("model_type") in WRAPPERS
 
 
 def _refuse_features(path: Path, entry: Mapping[str, Any]) -> None:

@@ -98,6 +98,44 @@ def to_peft_tensors(
     return tensors
 
 
+def adapter_entry(lora: LoraSettings, base: str | None) -> dict[str, Any]:
+    """Return the `adapter_config.json` object of adapters, as PEFT writes it.
+
+    Args:
+        lora: Which they are.
+        base: Where the model that they belong to can be found.
+    """
+    alpha = int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": lora.rank,
+        "lora_alpha": alpha,
+        "use_rslora": lora.rslora,
+        "target_modules": list(lora.projections),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "modules_to_save": None,
+    }
+
+
+def beside_images(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return adapters under the names that PEFT knows them by on a model of text and images.
+
+    Args:
+        tensors: By the names that they have on a text model.
+
+    Example:
+        >>> list(beside_images({"base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": np.zeros(1)}))
+        ['base_model.model.model.language_model.layers.0.mlp.up_proj.lora_A.weight']
+    """
+    text, of_text = PEFT_PREFIX + "model.", PEFT_PREFIX + "model.language_model."
+    return {of_text + name.removeprefix(text): tensor for name, tensor in tensors.items()}
+
+
 def from_peft_tensors(
     tensors: Mapping[str, np.ndarray], config: ModelConfig, lora: LoraSettings
 ) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Final
 from forebay.errors import ConfigError
 from forebay.models.config import ModelConfig
 from forebay.models.layout import axis_sizes
+from forebay.models.settings import MeshSettings
 
 MESH_AXIS_NAMES: Final = ("data", "fsdp", "context", "tensor", "expert")
 # Mesh axes that split the rows of a batch.
@@ -44,3 +45,24 @@ def check_divisible(config: ModelConfig, mesh: Mapping[str, int]) -> None:
                 got=mesh[mesh_axis],
                 remedy=f"Choose mesh.{mesh_axis} among the divisors of {size}.",
             )
+
+
+def check_num_devices(settings: MeshSettings, available: int) -> None:
+    """Refuse a mesh of more devices than there are.
+
+    Args:
+        settings: Sizes of the axes.
+        available: Devices that JAX finds.
+
+    Raises:
+        ConfigError: With the arithmetic.
+    """
+    if available >= settings.num_devices:
+        return
+    product = " x ".join(f"{name} {getattr(settings, name)}" for name in MESH_AXIS_NAMES)
+    raise ConfigError(
+        f"mesh {product} needs more devices",
+        got=available,
+        limit=settings.num_devices,
+        remedy="Lower the sizes under [mesh], or start on a machine with more devices.",
+    )

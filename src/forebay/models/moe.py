@@ -21,13 +21,15 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from forebay.models.exchange import Outputs, exchanged
+from forebay.models.exchange import exchanged, sorted_by_expert
 from forebay.models.experts import Experts
 from forebay.models.grouped_matmul import grouped_matmul
 from forebay.models.params import Params
+from forebay.models.row_moves import Slots, collect, spread
 from forebay.models.sharding import Axes
 
 EXPERT_PRODUCTS = "expert_products"
+_MATRICES = ("expert_gate", "expert_up", "expert_down")
 
 
 class Routing(NamedTuple):
@@ -51,7 +53,7 @@ class RouterSums(NamedTuple):
         probability: [E] probability of each expert; differentiable.
         squared_log_total: [] square of the logarithm of the softmax's denominator; differentiable.
         entropy: [] entropy of the probabilities, nats.
-        spilled: [] rows that had to wait for a second exchange between shards of experts.
+        spilled: [] rows for which the usual rounds between shards of experts had no room.
     """
 
     tokens: Float[Array, "*L"]
@@ -77,11 +79,12 @@ def mixture(
     routing, sums = route(h, layer["router"], experts, _own_part(is_real, h.shape[0], axes))
     everywhere = Routing(*(axes.enter(part) for part in routing))
     h_all = axes.enter(h)
+    matrices = {name: layer[name] for name in _MATRICES}
     if axes.expert is None:
-        mixed, spilled = _mixed_here(h_all, everywhere, layer, experts), jnp.zeros_like(sums.spilled)
+        mixed, spilled = _mixed_here(h_all, everywhere, matrices, experts), jnp.zeros_like(sums.spilled)
     else:
         mixed, spilled = exchanged(
-            h_all, everywhere.experts, everywhere.weights, experts.number, axes, _expert_outputs_of(layer)
+            h_all, everywhere.experts, everywhere.weights, matrices, experts, axes, _expert_outputs
         )
         # All tensor shards exchange the same rows: each counts its share.
         spilled = spilled / (jax.lax.axis_size(axes.tensor) if axes.tensor else 1)
@@ -109,10 +112,9 @@ def route(
         weights = weights / weights.sum(axis=-1, keepdims=True)
     entropy = log_total - (probability * logits).sum(axis=-1)
     ids = jnp.where(is_real[:, None], ids, experts.number)
-    none = jnp.zeros_like(probability, shape=experts.number)
     sums = RouterSums(
         tokens=is_real.sum(dtype=jnp.float32),
-        assigned=none.at[ids].add(1.0, mode="drop"),
+        assigned=(ids[..., None] == jnp.arange(experts.number)).sum(axis=(0, 1), dtype=jnp.float32),
         probability=jnp.where(is_real[:, None], probability, 0.0).sum(axis=0),
         squared_log_total=jnp.where(is_real, log_total**2, 0.0).sum(),
         entropy=jax.lax.stop_gradient(jnp.where(is_real, entropy, 0.0).sum()),
@@ -122,25 +124,23 @@ def route(
 
 
 def _mixed_here(
-    h: Float[Array, "S D"], routing: Routing, layer: Params, experts: Experts
+    h: Float[Array, "S D"], routing: Routing, matrices: Params, experts: Experts
 ) -> Float[Array, "S D"]:
     """Mix the outputs of experts that are all on this shard; float32."""
-    ids = routing.experts.reshape(-1)
-    order = jnp.argsort(ids)
-    sizes = jnp.zeros_like(ids, shape=experts.number).at[ids].add(1, mode="drop")
-    outputs = _expert_outputs_of(layer)(h[order // experts.per_token], sizes)
-    by_token = jnp.zeros_like(outputs).at[order].set(outputs, unique_indices=True)
-    by_token = by_token.reshape(*routing.weights.shape, -1)
-    return jnp.einsum("sxd,sx->sd", by_token, routing.weights, preferred_element_type=jnp.float32)
+    rows = sorted_by_expert(routing.experts, experts.number)
+    is_placed = routing.experts < experts.number
+    slots = Slots(
+        rows.order, is_placed.reshape(-1)[rows.order], rows.ranks.reshape(is_placed.shape), is_placed
+    )
+    return collect(_expert_outputs(matrices, spread(h, slots), rows.sizes), routing.weights, slots)
 
 
-def _expert_outputs_of(layer: Params) -> Outputs:
-    def outputs(rows: Float[Array, "M D"], sizes: Int[Array, " E"]) -> Float[Array, "M D"]:
-        """Apply to every row the expert of its group: a gated linear unit, as in a dense block."""
-        gate, up = (_product(rows, layer[name], sizes) for name in ("expert_gate", "expert_up"))
-        return _product(jax.nn.silu(gate) * up, layer["expert_down"], sizes)
-
-    return outputs
+def _expert_outputs(
+    matrices: Params, rows: Float[Array, "M D"], sizes: Int[Array, " E"]
+) -> Float[Array, "M D"]:
+    """Apply to every row the expert of its group: a gated linear unit, as in a dense block."""
+    gate, up = (_product(rows, matrices[name], sizes) for name in ("expert_gate", "expert_up"))
+    return _product(jax.nn.silu(gate) * up, matrices["expert_down"], sizes)
 
 
 def _product(rows: Array, matrices: Array, sizes: Array) -> Array:

@@ -40,6 +40,14 @@ def init_params(config: ModelConfig, key: Array, dtype: DTypeLike = jnp.float32)
     return params
 
 
+def abstract_params(config: ModelConfig, dtype: DTypeLike) -> Params:
+    """Return the shapes of a model's parameters, all in one type."""
+    params: Params = {}
+    for parameter in parameters_of(config):
+        place(params, parameter, jax.ShapeDtypeStruct(parameter.stacked_shape(config), jnp.dtype(dtype)))
+    return params
+
+
 def _draw(parameter: Parameter, key: Array, config: ModelConfig, dtype: DTypeLike) -> Array:
     shape = parameter.stacked_shape(config)
     if parameter.is_norm or parameter.is_bias:

@@ -107,7 +107,7 @@ def router_measures(sums: RouterSums) -> dict[str, float]:
     Returns:
         `balance_loss`, the number of experts of a token at best; `imbalance`, how many times the mean the
         busiest expert of a block has, mean over blocks; `imbalance_max`, of the worst block; `entropy` of a
-        token's probabilities, nats; `spilled`, the fraction of rows that waited for a second exchange.
+        token's probabilities, nats; `spilled`, the fraction of rows that took further rounds of the exchange.
     """
     host: Any = jax.tree.map(lambda value: np.asarray(value, np.float64), sums)
     num_routed = max(host.tokens.sum(), 1.0)

@@ -36,7 +36,8 @@ class ComputeSettings(BaseModel):
     )
     attention: Literal["auto", "dense", "blockwise", "splash", "fused"] = Field(
         "auto",
-        description="auto is blockwise on a CPU, splash on a TPU and fused on a GPU; dense is the reference.",
+        description="auto is blockwise on a CPU, splash on a TPU and fused on a GPU; dense is the reference. "
+        "A kernel that the devices cannot run is refused at the start.",
     )
     attention_block_tokens: int = Field(64, ge=8, description="Tokens per block of blockwise attention.")
     loss_chunk_tokens: int = Field(
@@ -86,7 +87,9 @@ class LoraSettings(BaseModel):
     rank: int | None = Field(
         None, ge=1, description="Inner width of every adapter. None: no adapters, the whole model is trained."
     )
-    alpha: float = Field(32.0, gt=0, description="What adapters add is multiplied by alpha / rank.")
+    alpha: float = Field(
+        32.0, gt=0, allow_inf_nan=False, description="What adapters add is multiplied by alpha / rank."
+    )
     rslora: bool = Field(
         False, description="Multiply by alpha / sqrt(rank) instead, which suits high ranks (rsLoRA)."
     )

@@ -18,6 +18,7 @@ Legend: B rows, T tokens of a row, C size of `context`, S tokens of a shard, D m
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ from jaxtyping import Array, DTypeLike, Float, Shaped
 from forebay.errors import ConfigError
 from forebay.models.config import ModelConfig
 from forebay.models.layout import Parameter, parameters_of, place
-from forebay.models.mesh_axes import MESH_AXIS_NAMES, PARAMETER_AXES, ROW_AXES
+from forebay.models.mesh_axes import MESH_AXIS_NAMES, PARAMETER_AXES, ROW_AXES, check_num_devices
 from forebay.models.settings import MeshSettings
 
 
@@ -173,26 +174,35 @@ def _gathered_backward(
 _gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
+def find_devices() -> list[jax.Device]:
+    """Return the devices of the platform that JAX runs on.
+
+    Raises:
+        ConfigError: There is none: `JAX_PLATFORMS` names one that this machine lacks, or its driver fails.
+    """
+    try:
+        return list(jax.devices())
+    except (RuntimeError, AssertionError) as error:  # the latter where a platform's plug-in is missing
+        wanted = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
+        raise ConfigError(
+            f"JAX finds no device: {next(iter(str(error).splitlines()), wanted)}",
+            remedy="Unset JAX_PLATFORMS or set it to one that is there, such as cpu; see forebay doctor.",
+        ) from None
+
+
 def make_mesh(settings: MeshSettings, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Build the mesh of `MESH_AXIS_NAMES`, neighbors in the network where the platform has one.
 
     Args:
         settings: Sizes of the axes.
-        devices: Devices to use; by default the first of `jax.devices()`.
+        devices: Devices to use; by default the first of `find_devices()`.
 
     Raises:
-        ConfigError: There are fewer devices than the product of the sizes.
+        ConfigError: There are fewer devices than the product of the sizes, or none at all.
     """
-    available = jax.devices() if devices is None else list(devices)
+    available = find_devices() if devices is None else list(devices)
     sizes = tuple(getattr(settings, name) for name in MESH_AXIS_NAMES)
-    if len(available) < settings.num_devices:
-        product = " x ".join(f"{name} {size}" for name, size in zip(MESH_AXIS_NAMES, sizes, strict=True))
-        raise ConfigError(
-            f"mesh {product} needs more devices",
-            got=len(available),
-            limit=settings.num_devices,
-            remedy="Lower the sizes under [mesh], or start on a machine with more devices.",
-        )
+    check_num_devices(settings, len(available))
     used = available[: settings.num_devices]
     if used[0].platform == "cpu":
         grid = np.asarray(used).reshape(sizes)

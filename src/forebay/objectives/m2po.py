@@ -31,8 +31,9 @@ def second_moment_bound(log_ratios: FloatArray, advantages: FloatArray, *, limit
     References:
         Zheng et al. 2025, Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on
         LLMs?, https://arxiv.org/abs/2510.01161, as in the authors' code (`kpo_clip_harmful_tokens` of
-        Infini-AI-Lab/M2PO). AReaL's port leaves out the largest of all tokens, whatever their advantage,
-        until the mean of the rest is within the limit.
+        Infini-AI-Lab/M2PO), which returns the largest log-ratio that is not above tau: the same tokens are
+        stopped. AReaL's port leaves out the largest of all tokens, whatever their advantage, until the mean
+        of the rest is within the limit.
 
     Example:
         >>> round(second_moment_bound(np.array([0.1, 0.2, 3.0, -9.0]), np.ones(4), limit=0.03), 6)

@@ -131,7 +131,8 @@ def _sampled_tokens(profile: Profile, learner: LearnerProfile) -> float:
 
 
 def _generator(generator: GeneratorProfile | None, demand: Demand) -> Iterator[Limit]:
-    if generator is None:
+    # Of a batch that trains nothing, written by hand, no generator is too slow.
+    if generator is None or demand.tokens_per_s.value <= 0.0:
         return
     best = max(generator.levels, key=lambda level: level.tokens_per_s)
     ends = best.tokens_per_s_interval or (best.tokens_per_s, best.tokens_per_s)

@@ -219,12 +219,12 @@ def _places(parts: Parts) -> str:
 
 
 def _generator_rate(parts: Parts, scenario: Scenario, calls: float) -> float:
-    """Return the episodes per second at the load where generators do most."""
+    """Return the episodes per second at the load where generators do most, with calls waiting for slots."""
     best = max(
         (
             load / seconds
             for load in range(1, min(parts.slots, 4096) + 1)
-            if (seconds := parts.calls.mean(load))
+            if (seconds := parts.calls.mean_in_slot(load))
         ),
         default=float("inf"),
     )

@@ -32,12 +32,14 @@ class Result(NamedTuple):
     """What an episode brought.
 
     Attributes:
-        turns: (version, tokens) of every model call, in order.
+        turns: (version, tokens) of every model call, in order; a call that new weights came into has several.
         scored: Whether it has a reward; without one nothing of it is trained.
+        length: Tokens of the trajectory, prompts included; 0 if it is not known.
     """
 
     turns: tuple[tuple[int, float], ...]
     scored: bool
+    length: int = 0
 
 
 class LiveGroup:

@@ -65,7 +65,7 @@ class Draws:
 
 
 class Station(Generic[Job]):
-    """Serves so many jobs at once; the others wait in the order of arrival.
+    """Serves so many jobs at once; the others wait in the order of arrival, those that go ahead first.
 
     Args:
         start: Called when a job is served.
@@ -75,21 +75,28 @@ class Station(Generic[Job]):
         capacity: As given; it may change.
         num_busy: Jobs served now.
         queue: Jobs that wait.
+        ahead: Jobs that wait, but go first.
     """
 
     def __init__(self, start: Callable[[Job], None], capacity: int | None) -> None:
         self.capacity = capacity
         self.num_busy = 0
         self.queue: deque[Job] = deque()
+        self.ahead: deque[Job] = deque()
         self._start = start
 
-    def arrive(self, job: Job) -> None:
+    @property
+    def has_room(self) -> bool:
+        """Whether a job that arrives is served at once."""
+        return self.capacity is None or self.num_busy < self.capacity
+
+    def arrive(self, job: Job, *, goes_ahead: bool = False) -> None:
         """Serve a job, now or when it has its turn."""
         if self.capacity is None or self.num_busy < self.capacity:
             self.num_busy += 1
             self._start(job)
         else:
-            self.queue.append(job)
+            (self.ahead if goes_ahead else self.queue).append(job)
 
     def leave(self) -> None:
         """Note that a job has been served."""
@@ -98,6 +105,6 @@ class Station(Generic[Job]):
 
     def refill(self) -> None:
         """Serve whoever waits, as far as there is room."""
-        while self.queue and (self.capacity is None or self.num_busy < self.capacity):
+        while (waiting := self.ahead or self.queue) and self.has_room:
             self.num_busy += 1
-            self._start(self.queue.popleft())
+            self._start(waiting.popleft())

@@ -146,7 +146,9 @@ def make_scenario(values: Mapping[str, Any]) -> Scenario:
         fault = error.errors(include_url=False)[0]
         where = ".".join(map(str, fault["loc"]))
         message = str(fault["msg"]).removeprefix("Value error, ").splitlines()
-        raise ConfigError(f"{where}: {message[0]}" if where else message[-1]) from None
+        if not where:
+            raise ConfigError(message[-1]) from None
+        raise ConfigError(f"{where}: {message[0]}, got {fault['input']!r:.80}") from None
 
 
 def plan(

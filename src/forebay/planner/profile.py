@@ -27,6 +27,7 @@ from forebay.planner.profile_records import (
     LearnerLevel,
     LearnerProfile,
     Origin,
+    PackedLevel,
     StoreProfile,
     Traffic,
     WeightsProfile,
@@ -44,6 +45,7 @@ __all__ = [
     "LearnerLevel",
     "LearnerProfile",
     "Origin",
+    "PackedLevel",
     "Profile",
     "StoreProfile",
     "Traffic",
@@ -184,9 +186,18 @@ def check_profile(profile: Profile, where: str) -> None:
         if profile.generator.slots < 1:
             raise ConfigError(f"{where}: generator.slots is not positive", got=profile.generator.slots)
     if profile.learner is not None:
-        _check_levels([level.trajectories for level in profile.learner.levels], f"{where}: learner.levels")
-        if not all(level.step_s.mean > 0.0 for level in profile.learner.levels):
-            raise ConfigError(f"{where}: learner.levels has a step that takes no time")
+        _check_learner(profile.learner, f"{where}: learner")
+
+
+def _check_learner(learner: LearnerProfile, where: str) -> None:
+    _check_levels([level.trajectories for level in learner.levels], f"{where}.levels")
+    if learner.packed:
+        _check_levels([level.slots for level in learner.packed], f"{where}.packed")
+    for name, levels in (("levels", learner.levels), ("packed", learner.packed)):
+        if not all(level.step_s.mean > 0.0 for level in levels):
+            raise ConfigError(f"{where}.{name} has a step that takes no time")
+    if any(bucket.rows < 1 or bucket.length < 2 for bucket in learner.buckets):
+        raise ConfigError(f"{where}.buckets has a shape without room for a sequence")
 
 
 def _check_environment(environment: EnvironmentProfile, where: str) -> None:

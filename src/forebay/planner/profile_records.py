@@ -99,6 +99,9 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         episode_tokens: Tokens of a whole trajectory, prompts included.
         action_tokens: Tokens that an episode samples.
         trajectory_bytes: Bytes of an encoded trajectory.
+        first_prompt_tokens: Tokens of an episode's first prompt; None if they were not told apart.
+        observed_tokens: Tokens that come between two calls of an episode: what the environment says, and the
+            template around it; None likewise.
     """
 
     num_episodes: int
@@ -109,6 +112,8 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     episode_tokens: Distribution
     action_tokens: Distribution
     trajectory_bytes: Distribution
+    first_prompt_tokens: Distribution | None = None
+    observed_tokens: Distribution | None = None
 
 
 class GeneratorLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,14 +122,15 @@ class GeneratorLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Args:
         requests: Requests under way at once; the next one follows each answer.
         tokens_per_s: Tokens sampled per second, all requests together.
-        call_s: Time that a model call is served: from a free slot to the answer. Waiting for a slot is not in
-            it.
+        call_s: Time of a model call without the wait for a slot, `wait_s`: in the slot, and on its way there
+            and back.
         prefill_tokens_per_s: Prompt tokens read per second when nothing is sampled beside; None if not
             measured.
         tokens_per_s_interval: 95 % interval of `tokens_per_s`.
-        wait_s: Wait for a slot, before `call_s`; None if the generator does not tell.
+        wait_s: Wait for a slot, before `call_s`: where slots are free, for the end of the decoding block that
+            runs, which a request that follows an answer has just missed. None if the generator does not tell.
         prefill_s: Part of `call_s`: from the slot to the first sampled token.
-        decode_s: Part of `call_s`: from there to the last one.
+        decode_s: Part of `call_s`: from there to the last one. The two are the time in the slot.
         num_errors: Calls that failed.
     """
 
@@ -171,6 +177,18 @@ class LearnerLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     step_s: Distribution
 
 
+class PackedLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the steps of a run took that computed one number of slots.
+
+    Args:
+        slots: Tokens of the batch's micro-batches, padding included.
+        step_s: Time inside the compiled programs.
+    """
+
+    slots: int
+    step_s: Distribution
+
+
 class LearnerBucket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one compiled shape takes.
 
@@ -198,6 +216,9 @@ class LearnerProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         buckets: By compiled shape.
         apply_s: Time of the optimizer's program.
         compile_s: Time to compile all programs; 0 if unknown.
+        packed: Steps of a run, by the slots that they computed, ascending: what a step takes beside the rest
+            of the run. Empty if it was not measured there: then steps are sums of `buckets` and `apply_s`.
+        alone: Whether nothing else of the run was at work meanwhile; None if it is not known.
     """
 
     origin: Origin
@@ -207,6 +228,8 @@ class LearnerProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     buckets: tuple[LearnerBucket, ...] = ()
     apply_s: Distribution | None = None
     compile_s: float = 0.0
+    packed: tuple[PackedLevel, ...] = ()
+    alone: bool | None = None
 
 
 class StoreProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -43,6 +43,9 @@ class Scenario(BaseModel):
     )
     generators: int = Field(1, ge=1, le=100_000, description="Generators like the one that was measured.")
     slots: int | None = Field(None, ge=1, description="Requests at once in each; default as measured.")
+    follow_ups_first: bool = Field(
+        True, description="Whether a full generator goes on with episodes that it knows before new ones."
+    )
     environment_concurrency: int | None = Field(
         None, ge=1, description="Resets and steps at once that an environment allows; default as measured."
     )

@@ -1,68 +1,15 @@
-"""What simulated episodes wait for: generators whose calls take longer under load, and environments."""
+"""What simulated episodes wait for in an environment, how often it is called, and what it says."""
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from forebay.planner.distribution import Distribution, constant
 from forebay.planner.events import Draws
-from forebay.planner.profile import EnvironmentProfile, GeneratorLevel, GeneratorProfile, Traffic
+from forebay.planner.model_calls import interpolate
+from forebay.planner.profile import EnvironmentProfile, Traffic
 from forebay.planner.scenario import Scenario
-
-_MAX_TABLE: Final = 4096
-
-
-def interpolate(load: float, points: Sequence[tuple[float, float]]) -> float:
-    """Return the value at a load: linear between measured points, and that of the outermost beyond them.
-
-    Args:
-        load: Where.
-        points: (load, value), ascending by load, at least one.
-
-    Example:
-        >>> interpolate(3.0, [(1.0, 0.2), (5.0, 0.6)]), interpolate(9.0, [(1.0, 0.2), (5.0, 0.6)])
-        (0.4, 0.6)
-    """
-    for (low, at_low), (high, at_high) in itertools.pairwise(points):
-        if low <= load <= high:
-            return at_low + (at_high - at_low) * (load - low) / (high - low)
-    return points[0][1] if load <= points[0][0] else points[-1][1]
-
-
-class CallTimes:
-    """How long a model call takes, by how many run on the same generator.
-
-    The load is that at the start of the call. Between two measured loads the mean is interpolated, and the
-    shape is that of the nearer one.
-
-    Args:
-        generator: As measured.
-        slots: Most requests at once.
-        factor: How many times longer all take.
-        rng: Source of randomness.
-    """
-
-    def __init__(self, generator: GeneratorProfile, slots: int, factor: float, rng: random.Random) -> None:
-        points = [(float(level.requests), level.call_s.mean) for level in generator.levels]
-        loads = range(1, min(slots, _MAX_TABLE) + 1)
-        drawn = {id(level): Draws(level.call_s, rng, factor) for level in generator.levels}
-        self._table: list[tuple[Draws, float]] = []
-        for load in loads:
-            level = _nearest(generator.levels, load)
-            mean = level.call_s.mean
-            self._table.append((drawn[id(level)], interpolate(load, points) / mean if mean else 1.0))
-
-    def draw(self, load: int) -> float:
-        """Return the time of a call that makes so many on its generator."""
-        draws, factor = self._table[min(load, len(self._table)) - 1]
-        return draws.draw() * factor
-
-    def mean(self, load: int) -> float:
-        """Return the mean time of a call at a load."""
-        draws, factor = self._table[min(load, len(self._table)) - 1]
-        return draws.mean * factor
 
 
 class EnvironmentTimes:
@@ -78,6 +25,7 @@ class EnvironmentTimes:
 
     Attributes:
         at_once: Resets and steps that it answers at a time; None for no limit.
+        tells_lengths: Whether it is known how long its episodes are, in tokens.
     """
 
     def __init__(
@@ -101,6 +49,9 @@ class EnvironmentTimes:
         tokens = environment.tokens_per_turn if traffic is None else traffic.sampled_tokens
         self._tokens = None if tokens is None else Draws(tokens, rng)
         self._default_tokens = tokens_per_turn
+        self.tells_lengths = traffic is not None
+        first, later = (constant(0.0), constant(0.0)) if traffic is None else prompts_of(traffic)
+        self._first_prompt, self._observed = Draws(first, rng), Draws(later, rng)
         self._straggles, self._straggler_factor = scenario.straggler_probability, scenario.straggler_factor
         self._fails = max(scenario.failure_probability, _step_failures(environment))
         self._crowding = _crowding(environment)
@@ -154,12 +105,38 @@ class EnvironmentTimes:
         """Return the tokens of a turn."""
         return self._default_tokens if self._tokens is None else self._tokens.draw()
 
+    def prompt_tokens(self, call: int) -> float:
+        """Return the tokens that come before what a call samples: all of the first prompt, then what is new.
+
+        Args:
+            call: From 0; 0 tokens if nothing is known of them.
+        """
+        return self._observed.draw() if call else self._first_prompt.draw()
+
+    def length(self) -> int:
+        """Return the tokens of an episode, prompts included."""
+        return round(sum(self.prompt_tokens(call) + self.tokens() for call in range(self.turns())))
+
     def _crowded(self, live: int) -> float:
         return interpolate(float(live), self._crowding) if self._crowding else 1.0
 
 
-def _nearest(levels: Sequence[GeneratorLevel], load: int) -> GeneratorLevel:
-    return min(levels, key=lambda level: abs(level.requests - load))
+def prompts_of(traffic: Traffic) -> tuple[Distribution, Distribution]:
+    """Return the tokens of a first prompt, and those that come between two calls.
+
+    Where they were not told apart, the shortest prompt of all calls is taken for the first one, and the rest
+    of the tokens that were not sampled lies between the calls: episodes are as long as they were, on the
+    average.
+
+    Args:
+        traffic: What episodes ask.
+    """
+    if traffic.first_prompt_tokens is not None and traffic.observed_tokens is not None:
+        return traffic.first_prompt_tokens, traffic.observed_tokens
+    unsampled = max(0.0, traffic.episode_tokens.mean - traffic.action_tokens.mean)
+    later_calls = traffic.turns.mean - 1.0
+    first = min(unsampled, traffic.prompt_tokens.values[0]) if later_calls > 0.0 else unsampled
+    return constant(first), constant((unsampled - first) / later_calls if later_calls > 0.0 else 0.0)
 
 
 def _step_failures(environment: EnvironmentProfile) -> float:

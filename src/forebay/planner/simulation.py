@@ -12,11 +12,13 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.planner.buffer import Buffer, LiveGroup
 from forebay.planner.events import Draws, Events
+from forebay.planner.model_calls import CallTimes
 from forebay.planner.playing import Actors
 from forebay.planner.profile import LearnerProfile, Profile, require
 from forebay.planner.scenario import Scenario
-from forebay.planner.services import CallTimes, EnvironmentTimes
-from forebay.planner.training import Batch, Learner, StepTimes, Trained
+from forebay.planner.services import EnvironmentTimes
+from forebay.planner.steps import CountedSteps, PackedSteps, Steps
+from forebay.planner.training import Batch, Learner, Trained, Update
 from forebay.staleness import Shares
 
 NEEDED: Final = ("environments", "generator", "learner")
@@ -32,7 +34,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         busy: Time inside steps over all time.
-        goodput: Fresh tokens per second over those of the bare step on full rows.
+        goodput: Time that the bare step would need for the fresh tokens on full rows, over all time.
         steps_per_s: Optimizer updates per second.
         fresh_tokens_per_s: Trained tokens per second.
         step_s: Mean time of a batch's step.
@@ -123,7 +125,7 @@ class Parts:
         self.slots = scenario.slots or profile.generator.slots
         self.calls = CallTimes(profile.generator, self.slots, scenario.generator_factor, self.rngs["calls"])
         learner = profile.learner
-        self.steps_s = _step_times(learner, scenario, self.rngs["learner"])
+        self.steps_s = self._steps(profile.learner, scenario)
         self.overhead_s = Draws(learner.overhead_s, self.rngs["learner"])
         store, weights = profile.store, profile.weights
         self.put_s = None if store is None else Draws(store.put_s, self.rngs["actors"])
@@ -139,7 +141,25 @@ class Parts:
             else Draws(weights.publish_s, self.rngs["learner"], scenario.weights_factor)
         )
         self.trajectory_bytes = 0.0 if store is None else store.trajectory_bytes.mean
-        self.full_tokens_per_s = _full_speed(learner) / scenario.learner_factor
+
+    def _steps(self, learner: LearnerProfile, scenario: Scenario) -> Steps:
+        """Pack batches where it is known into what, and how long their trajectories are."""
+        rng = self.rngs["learner"]
+        packs = learner.buckets and learner.apply_s is not None
+        if packs and all(one.tells_lengths for one in self.environments.values()):
+            return PackedSteps(learner, scenario, rng, lambda size: self._typical(size, scenario))
+        return CountedSteps(learner, scenario, rng)
+
+    def _typical(self, size: int, scenario: Scenario) -> Trained:
+        """Draw a batch of which everything is trained."""
+        names = random.Random(f"{scenario.seed}:{size}").choices(
+            self.shares.names, self.shares.weights, k=size
+        )
+        lengths = [self.environments[name].length() for name in names]
+        per_update = size // scenario.minibatches
+        parts = [tuple(lengths[at : at + per_update]) for at in range(0, size, per_update)]
+        updates = [Update(1.0, part) for part in parts[: scenario.minibatches]] * scenario.epochs
+        return Trained({}, 0.0, 0.0, size, 0, tuple(updates))
 
 
 def simulate(profile: Profile, scenario: Scenario) -> Outcome:
@@ -171,7 +191,6 @@ class _Run:
             parts.environments,
             parts.put_s,
             parts.slots,
-            parts.rngs["actors"],
         )
         self._learner = Learner(
             scenario,
@@ -186,7 +205,7 @@ class _Run:
             self._stepped,
         )
         self._fresh: defaultdict[int, float] = defaultdict(float)
-        self._stale = self._unscored = 0.0
+        self._stale = self._unscored = self._useful_s = 0.0
         self._num_groups = self._untrained = 0
         self._group_s = self._stored_area = 0.0
         self._stored_max = self._lost_before = 0
@@ -199,7 +218,7 @@ class _Run:
         self._buffer.dispatch()
         self._until(scenario.warmup)
         self._fresh.clear()
-        self._stale = self._unscored = self._group_s = self._stored_area = 0.0
+        self._stale = self._unscored = self._useful_s = self._group_s = self._stored_area = 0.0
         self._num_groups = self._untrained = self._stored_max = 0
         self._start = self._snapshot()
         self._until(scenario.steps)
@@ -239,6 +258,7 @@ class _Run:
             self._fresh[age] += tokens
         self._stale += trained.stale
         self._unscored += trained.unscored
+        self._useful_s += self._parts.steps_s.useful_s(trained)
         self._untrained += trained.discarded
         self._num_groups += len(batch.groups)
         self._group_s += sum(group.settled_s - group.first_claim_s for group in batch.groups)
@@ -271,7 +291,7 @@ class _Run:
         oldest = max(self._fresh, default=0)
         return Outcome(
             busy=passed["busy_s"] / wall_s,
-            goodput=fresh / wall_s / self._parts.full_tokens_per_s,
+            goodput=self._useful_s / wall_s,
             steps_per_s=steps * self._scenario.updates_per_batch / wall_s,
             fresh_tokens_per_s=fresh / wall_s,
             step_s=passed["busy_s"] / steps,
@@ -310,24 +330,9 @@ def _each(totals: Mapping[str, float], prefix: str, whole: float) -> dict[str, f
     return {name: value / whole for name, value in sorted(named.items())}
 
 
-def _step_times(learner: LearnerProfile, scenario: Scenario, rng: random.Random) -> StepTimes:
-    nearest = min(learner.levels, key=lambda level: abs(level.trajectories - scenario.episodes_per_batch))
-    points = tuple(
-        (float(level.trajectories), level.step_s.mean / nearest.step_s.mean) for level in learner.levels
-    )
-    return StepTimes(points, Draws(nearest.step_s, rng, scenario.learner_factor * scenario.epochs))
-
-
 def _default_tokens(profile: Profile) -> float:
     """Return the tokens of a turn if no environment says so: as many as the learner was measured with."""
     assert profile.learner is not None
     level = profile.learner.levels[-1]
     turns = [one.turns.mean for one in profile.environments.values()]
     return level.tokens / level.trajectories / (sum(turns) / len(turns))
-
-
-def _full_speed(learner: LearnerProfile) -> float:
-    if learner.full_tokens_per_s is not None:
-        return learner.full_tokens_per_s
-    level = learner.levels[-1]
-    return level.tokens / level.step_s.mean

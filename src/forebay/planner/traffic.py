@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -101,7 +101,21 @@ def _traffic(
         episode_tokens=sampled(float(sum(len(one.tokens) for one in t.sequences)) for t in trajectories),
         action_tokens=sampled(float(t.num_action_tokens) for t in trajectories),
         trajectory_bytes=sampled(float(len(encode(t))) for t in trajectories),
+        first_prompt_tokens=sampled(float(len(episode[0][0].prompt)) for episode in asked),
+        observed_tokens=sampled(between) if (between := list(_observed(trajectories, asked))) else None,
     )
+
+
+def _observed(
+    trajectories: Sequence[Trajectory], asked: Sequence[Sequence[tuple[GenerationRequest, Completion]]]
+) -> Iterator[float]:
+    """Yield, for every call but an episode's first, the tokens of the trajectory that came before it."""
+    for trajectory, episode in zip(trajectories, asked, strict=True):
+        later_calls = len(episode) - 1
+        if later_calls:
+            tokens = sum(len(one.tokens) for one in trajectory.sequences)
+            unsampled = tokens - trajectory.num_action_tokens - len(episode[0][0].prompt)
+            yield from [max(0.0, unsampled / later_calls)] * later_calls
 
 
 def _computed(request: GenerationRequest, completion: Completion) -> int:

@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from forebay.planner.buffer import Buffer, LiveGroup
+from forebay.planner.buffer import Buffer, LiveGroup, Result
 from forebay.planner.events import Draws, Events
 from forebay.planner.scenario import Scenario
 from forebay.staleness.waiting import WaitCause, cause_of_wait
 
 
-class StepTimes:
-    """How long a step takes, by how many trajectories it trains.
+class StepTimes(Protocol):
+    """How long steps take."""
 
-    Args:
-        points: (trajectories, factor) of the measured amounts of work, ascending; a factor of 1 is the mean
-            of `shape`.
-        shape: Times of one of them.
-    """
-
-    def __init__(self, points: tuple[tuple[float, float], ...], shape: Draws) -> None:
-        self._points, self._shape = points, shape
-
-    def factor(self, trajectories: float) -> float:
-        """Return how many times the mean of the shape a batch takes; in proportion beyond the measured."""
-        points = self._points
-        if trajectories >= points[-1][0]:
-            return points[-1][1] * trajectories / points[-1][0]
-        for (low, at_low), (high, at_high) in itertools.pairwise(points):
-            if low <= trajectories:
-                return at_low + (at_high - at_low) * (trajectories - low) / (high - low)
-        return points[0][1] * trajectories / points[0][0]
-
-    def draw(self, trajectories: float) -> float:
-        """Return the time of a step over so many."""
-        return self._shape.draw() * self.factor(trajectories)
-
-    def mean(self, trajectories: float) -> float:
-        """Return the mean time of a step over so many."""
-        return self._shape.mean * self.factor(trajectories)
+    def draw(self, trained: Trained) -> float:
+        """Return the time of a step, seconds."""
+        ...
 
 
 class Batch(NamedTuple):
@@ -56,6 +32,18 @@ class Batch(NamedTuple):
     groups: list[LiveGroup]
 
 
+class Update(NamedTuple):
+    """What one update of a batch trains.
+
+    Attributes:
+        fresh_share: Trained tokens over all that were sampled.
+        lengths: Tokens of each trajectory that has a trained one, prompts included.
+    """
+
+    fresh_share: float
+    lengths: tuple[int, ...]
+
+
 class Trained(NamedTuple):
     """What the tokens of a batch came to.
 
@@ -65,6 +53,7 @@ class Trained(NamedTuple):
         unscored: Tokens of episodes without a reward.
         trajectories: Trajectories with a trained token.
         discarded: Trajectories without one.
+        updates: Its updates, in order.
     """
 
     fresh: Mapping[int, float]
@@ -72,6 +61,7 @@ class Trained(NamedTuple):
     unscored: float
     trajectories: int
     discarded: int
+    updates: tuple[Update, ...] = ()
 
 
 def tally(batch: Batch, scenario: Scenario) -> Trained:
@@ -84,30 +74,47 @@ def tally(batch: Batch, scenario: Scenario) -> Trained:
         batch: What was taken.
         scenario: The staleness rule and the updates.
     """
-    limit, masks = scenario.max_staleness, scenario.on_stale == "mask"
     fresh: defaultdict[int, float] = defaultdict(float)
     stale = unscored = 0.0
     trained: set[tuple[str, int]] = set()
+    updates: list[Update] = []
     per_update = len(batch.groups) // scenario.minibatches
-    for update in range(scenario.updates_per_batch):
-        at = (update % scenario.minibatches) * per_update
-        now = batch.version + update
+    for number in range(scenario.updates_per_batch):
+        at = (number % scenario.minibatches) * per_update
+        lengths, trained_tokens, sampled_tokens = [], 0.0, 0.0
         for group in batch.groups[at : at + per_update]:
             for member, result in group.results.items():
                 tokens = sum(count for _, count in result.turns)
+                sampled_tokens += tokens
                 if not result.scored:
                     unscored += tokens
                     continue
-                kept = [(now - version, count) for version, count in result.turns if now - version <= limit]
-                if not masks and len(kept) < len(result.turns):
-                    kept = []
+                kept = kept_tokens(result, batch.version + number, scenario)
+                kept_sum = sum(count for _, count in kept)
+                stale += tokens - kept_sum
+                trained_tokens += kept_sum
                 if kept:
                     trained.add((group.record.group_id, member))
+                    lengths.append(result.length)
                 for age, count in kept:
                     fresh[age] += count
-                stale += tokens - sum(count for _, count in kept)
+        share = trained_tokens / sampled_tokens if sampled_tokens else 0.0
+        updates.append(Update(share, tuple(lengths)))
     total = sum(len(group.results) for group in batch.groups)
-    return Trained(fresh, stale, unscored, len(trained), total - len(trained))
+    return Trained(fresh, stale, unscored, len(trained), total - len(trained), tuple(updates))
+
+
+def kept_tokens(result: Result, now: int, scenario: Scenario) -> list[tuple[int, float]]:
+    """Return (staleness, tokens) of what an update trains of a trajectory, nothing if it is left out.
+
+    Args:
+        result: The trajectory, which has a reward.
+        now: The version that the update differentiates.
+        scenario: The staleness rule.
+    """
+    limit = scenario.max_staleness
+    kept = [(now - version, count) for version, count in result.turns if now - version <= limit]
+    return kept if scenario.on_stale == "mask" or len(kept) == len(result.turns) else []
 
 
 class Learner:
@@ -256,7 +263,7 @@ class Learner:
         self._asking = False
         batch = self._ready.popleft()
         trained = tally(batch, self._scenario)
-        step_s = self._steps_s.draw(trained.trajectories)
+        step_s = self._steps_s.draw(trained)
         self._events.after(step_s, self._trained, (batch, trained, step_s))
 
     def _trained(self, done: tuple[Batch, Trained, float]) -> None:

@@ -16,6 +16,8 @@ from forebay.telemetry.little import Balance, Flow, balance, balances
 from forebay.telemetry.residence import TOTAL, Stage
 
 _RESIDUAL: Final = "residual"
+# No environment can be called so.
+_ALL: Final = "all environments"
 # Shares and seconds that are written as 0.
 _NOTHING: Final = 5e-5
 STAGE_NAMES: Final[Mapping[str, str]] = {
@@ -162,7 +164,7 @@ def _tables(run: RunRecord, prefix: str) -> Iterator[Part]:
     life = table.whole
     columns = {name: life_figures(mine, life) for name, mine in sorted(table.environments.items())}
     if len(columns) != 1:
-        columns = {"all": life_figures(life, life), **columns}
+        columns = {_ALL: life_figures(life, life), **columns}
     yield _overview(f"{prefix}Share of the life, and mean over trained tokens", columns)
     for name, figures in columns.items():
         yield _details(f"{prefix}{name}: percentiles by stage", figures)

@@ -78,6 +78,8 @@ def limits_of(run: RunRecord) -> Limits:
     updates = _whole(run, "batching.minibatches", 1) * _whole(run, "batching.epochs", 1)
     staleness = _whole(run, "staleness.max_staleness", 0)
     credit = run.setting("staleness.credit")
+    is_controlled = run.setting("actors.episodes_per_process") == "auto"
+    episodes_setting = f"actors.{'max_' if is_controlled else ''}episodes_per_process"
     return Limits(
         groups=run.stored_groups,
         group_size=run.stored_group_size,
@@ -88,7 +90,8 @@ def limits_of(run: RunRecord) -> Limits:
         credit_is_set=isinstance(credit, int),
         on_stale=str(run.setting("staleness.on_stale", "wait")),
         actor_processes=_whole(run, "actors.processes", 1),
-        episodes_per_process=_episodes_per_process(run),
+        episodes_per_process=_whole(run, episodes_setting, 1),
+        episodes_setting=episodes_setting,
         slots=_whole(run, "generator.slots", 1),
         checkpoint_every=_whole(run, "learner.checkpoint_every", 1),
     )
@@ -184,16 +187,6 @@ def _accepted_per_s(counters: Mapping[str, int], length_s: float) -> float | Non
 def _gained(buckets: Sequence[Bucket], name: str) -> int:
     values = [value for bucket in buckets if (value := bucket.largest(name)) is not None]
     return int(max(values)) if values else 0
-
-
-def _episodes_per_process(run: RunRecord) -> int:
-    """Return the most episodes at once in a process; where they are controlled, what they may come to."""
-    key = "actors.episodes_per_process"
-    return (
-        _whole(run, "actors.max_episodes_per_process", 1)
-        if run.setting(key) == "auto"
-        else _whole(run, key, 1)
-    )
 
 
 def _whole(run: RunRecord, key: str, default: int) -> int:

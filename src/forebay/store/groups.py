@@ -15,6 +15,7 @@ from forebay.store.records import Group, Member
 from forebay.trajectory import PolicyVersion, Trajectory, check_name
 
 Verdict = Literal["open", "settled", "deadline", "failed"]
+_UNFINISHED = ("free", "leased")
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -142,21 +143,19 @@ def put(ledger: Ledger, slot: Slot, arrival: Arrival) -> Receipt | StoreError:
     A frame larger than its reservation is work already done: it is stored, and counted as `oversize`.
 
     Returns:
-        The receipt, or the error to raise once its counter is durable.
+        The receipt, to be counted with those of its neighbors, or the error to raise once its counter is
+        durable.
     """
     group = ledger.find(slot.group_id)
     if group is None:
-        ledger.count("late")
         return "late"
     if len(group.members) != slot.group_size or not 0 <= slot.member < slot.group_size:
         ledger.count("rejected.foreign")
         return refusals.foreign(slot.group_id, slot.member, slot.group_size, len(group.members))
     member = group.members[slot.member]
     if member.state == "arrived" and member.trajectory_id == arrival.trajectory_id:
-        ledger.count("duplicate")
         return "duplicate"
-    if member.state not in ("free", "leased"):
-        ledger.count("late")
+    if member.state not in _UNFINISHED:
         return "late"
     _store(ledger, group, slot.member, arrival)
     return "accepted"
@@ -169,8 +168,6 @@ def _store(ledger: Ledger, group: Group, index: int, arrival: Arrival) -> None:
     member.side_file, member.lease_expires_s = arrival.side_file, 0.0
     if not arrival.side_file:
         ledger.put_payload(group, index, arrival.frame)
-    ledger.count("accepted")
-    ledger.count("trajectories.accepted")
     if arrival.timed_out:
         ledger.count("timeouts")
     if arrival.num_bytes > group.member_bytes:
@@ -208,7 +205,7 @@ def close_if_done(ledger: Ledger, group: Group) -> bool:
         return True
     unfinished = group.count("free") + group.count("leased")
     for member in group.members:
-        if member.state in ("free", "leased"):
+        if member.state in _UNFINISHED:
             member.state, member.version, member.lease_expires_s = "missing", None, 0.0
     group.state = "settled"
     ledger.count("settled")
@@ -219,7 +216,10 @@ def close_if_done(ledger: Ledger, group: Group) -> bool:
 
 def _has_unfinished(group: Group) -> bool:
     # Asked for each result of a group; results tend to arrive in order, so the last are still at work.
-    return any(member.state in ("free", "leased") for member in reversed(group.members))
+    for member in reversed(group.members):  # noqa: SIM110 - any() takes three times as long
+        if member.state in _UNFINISHED:
+            return True
+    return False
 
 
 def drop(ledger: Ledger, group: Group, kind: str, reason: str) -> None:

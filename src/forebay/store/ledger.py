@@ -107,8 +107,10 @@ class Ledger:
     def count_reason(self, prefix: str, reason: str, amount: int = 1) -> None:
         """Add to the counter of a reason given from outside; odd or too many reasons share `other`."""
         name = f"{prefix}.{reason}"
-        known = name in self._meta.counters or len(self._meta.counters) < _MAX_COUNTERS
-        self.count(name if known and _REASON.fullmatch(reason) else f"{prefix}.other", amount)
+        counters = self._meta.counters
+        if name not in counters and not (len(counters) < _MAX_COUNTERS and _REASON.fullmatch(reason)):
+            name = f"{prefix}.other"
+        self.count(name, amount)
 
     def find(self, group_id: str) -> Group | None:
         """Return a group to be worked on, or None."""

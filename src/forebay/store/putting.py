@@ -118,4 +118,13 @@ def _put_all(ledger: Ledger, arrivals: Sequence[tuple[Slot, Arrival | Refusal]])
             outcomes.append(put(ledger, slot, arrival))
         except DamagedError as error:  # the record of its group, before anything was changed
             outcomes.append(error)
+    _count_receipts(ledger, outcomes)
     return outcomes
+
+
+def _count_receipts(ledger: Ledger, outcomes: Sequence[Outcome]) -> None:
+    num_accepted = outcomes.count("accepted")
+    ledger.count("accepted", num_accepted)
+    ledger.count("trajectories.accepted", num_accepted)
+    ledger.count("duplicate", outcomes.count("duplicate"))
+    ledger.count("late", outcomes.count("late"))

@@ -10,6 +10,7 @@ from forebay.staleness import Choice, OutstandingGroup
 from forebay.store import accounting, batches, journal, leases
 from forebay.store import groups as group_rules
 from forebay.store.kv import Engine
+from forebay.store.ledger import Ledger
 from forebay.store.protocol import (
     Chooser,
     GroupSpec,
@@ -55,8 +56,10 @@ class RuleStore:
         environment: str | None = None,
     ) -> tuple[Slot, ...]:
         """Lease members; see `TaskSource.claim`."""
-        self.settle_expired()
-        if max_slots <= 0 or not self._read(leases.has_claimable):
+        is_due, is_claimable = self._read(_what_is_due)
+        if is_due:
+            self.settle_expired()
+        if max_slots <= 0 or not (is_claimable or is_due):
             return ()
         # Power loss ends a lease together with the process that holds it, so nobody waits for the disk.
         return self._write(
@@ -160,3 +163,8 @@ class RuleStore:
         if not self._closed:
             self._closed = True
             self._transactions.engine.close()
+
+
+def _what_is_due(ledger: Ledger) -> tuple[bool, bool]:
+    """Return whether something has expired, and whether there is a member to claim, from one snapshot."""
+    return leases.has_due(ledger), leases.has_claimable(ledger)

@@ -6,29 +6,18 @@ it starves, the advice follows the cause that it waited for.
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from forebay.telemetry.life_log import LifeTable
 from forebay.telemetry.life_table import Life
+from forebay.telemetry.residence import Stage
 from forebay.telemetry.window import WindowFigures
 
-Place = Literal[
-    "admission",
-    "retries",
-    "generator_queue",
-    "generating",
-    "environment",
-    "other",
-    "group",
-    "buffer",
-    "packing",
-    "handover",
-    "training",
-]
 # From this share of its time on, a learner counts as starved.
 STARVED: Final = 0.05
-_ENVIRONMENT: Final = ("reset", "environment")
-_WHERE: Final[dict[Place, str]] = {
+# Both are the environment's, which is named instead.
+_ENVIRONMENT: Final[tuple[Stage, ...]] = ("reset", "environment")
+_WHERE: Final[dict[Stage, str]] = {
     "admission": "waiting for a free place in an actor",
     "retries": "in attempts that failed before the one that was trained",
     "generator_queue": "waiting for a slot of the generator",
@@ -40,8 +29,8 @@ _WHERE: Final[dict[Place, str]] = {
     "handover": "packed, waiting for the step before",
     "training": "in the training step",
 }
-_IF_STARVED: Final[dict[Place, str]] = {
-    "admission": "raise actors.episodes_per_process or actors.processes",
+_IF_STARVED: Final[dict[Stage, str]] = {
+    "admission": "raise {episodes} or actors.processes",
     "retries": "see the failures; each of them costs an episode",
     "generator_queue": "raise generator.slots or add a generator",
     "generating": "a faster or a second generator, or a smaller actors.max_turn_tokens",
@@ -54,7 +43,7 @@ _IF_STARVED: Final[dict[Place, str]] = {
     "handover": "lower batching.prefetch",
     "training": "what the learner starves for comes before it, as the verdict says",
 }
-_IF_FED: Final[dict[Place, str]] = {
+_IF_FED: Final[dict[Stage, str]] = {
     "admission": "nothing is lost by it: what waits there is not sampled yet",
     "retries": "see the failures; each of them costs an episode",
     "generator_queue": "the learner does not wait for it; fewer episodes at once would do as well",
@@ -75,12 +64,12 @@ class Dominant(NamedTuple):
     """What takes most of a token's life.
 
     Attributes:
-        place: A stage; reset and steps of an environment count as one.
+        place: A stage; the reset of an environment counts as its steps.
         environment: Which environment, where the place is one; else empty.
         share: Its share of the life of all trained tokens, 0 to 1.
     """
 
-    place: Place
+    place: Stage
     environment: str
     share: float
 
@@ -113,7 +102,7 @@ def life_sentence(table: LifeTable | None, window: WindowFigures) -> str:
     return f"{head}: {_advice(dominant.place, window)}"
 
 
-def _advice(place: Place, window: WindowFigures) -> str:
+def _advice(place: Stage, window: WindowFigures) -> str:
     if window.shares.share("starved") < STARVED:
         return _IF_FED[place]
     waited_for = max(window.waits, key=lambda cause: window.waits[cause], default="")
@@ -121,7 +110,7 @@ def _advice(place: Place, window: WindowFigures) -> str:
         return "an older group still runs that nothing may overtake; raise staleness.max_staleness"
     if place == "admission" and waited_for == "episodes":
         return "enough groups run, but they take long; see the verdict"
-    return _IF_STARVED[place]
+    return _IF_STARVED[place].format(episodes=window.limits.episodes_setting)
 
 
 def _share_of(mine: Life, life: Life) -> float:

@@ -15,7 +15,7 @@ class StageFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One stage of the lives of an environment's trajectories. Percentiles are within 5 %.
 
     Args:
-        share: Of the life of a trained token, 0 to 1; 0 to 1 in all, with the residual.
+        share: Of the life of a trained token, 0 to 1; those of all stages and the residual add up to 1.
         mean_s: Mean over trained tokens.
         p50_s: Half of the trained tokens spent no longer there.
         p95_s: 95 % of them spent no longer there.

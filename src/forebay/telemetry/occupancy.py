@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections.abc import Callable, Mapping
@@ -9,6 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from forebay.errors import StoreError
 from forebay.telemetry.little import Flow
+
+logger = logging.getLogger(__name__)
 
 
 class OccupancySampler:
@@ -72,12 +75,14 @@ class OccupancySampler:
         return drained
 
     def close(self) -> None:
-        """End the thread.
+        """End the thread; say how many looks the store did not answer.
 
         Raises:
-            ForebayError: What ended it before.
+            Exception: What ended it before.
         """
         self._stopping.set()
         self._executor.shutdown(wait=True)
+        if self.num_failed:
+            logger.warning("%d looks at the queues were not answered by the store", self.num_failed)
         if self._running is not None:
             self._running.result()

@@ -136,7 +136,7 @@ def _against_timeouts(window: WindowFigures, otherwise: str) -> tuple[str, dict[
             f"they wait {_seconds(waiting_s)} for the generator; lower episodes in flight to {needed} "
             f"(now {window.live_episodes:.0f}), or give it more cores"
         )
-        return advice, {"actors.episodes_per_process": float(each)}
+        return advice, {window.limits.episodes_setting: float(each)}
     if env and env.step_p95_s and env.max_turns and env.episode_timeout_s:
         needed_s = math.ceil(env.max_turns * env.step_p95_s)
         if needed_s > env.episode_timeout_s:
@@ -251,7 +251,7 @@ def _environment_bound(window: WindowFigures, head: str) -> Verdict:
     advice = " and ".join(f"{name} to {value} (now {now})" for name, value, now, _ in raises)
     sentence = f"{head}: {' '.join([name, ', '.join(tails)]).rstrip()}; raise {advice}"
     settings = {setting: float(value) for _, value, _, setting in raises}
-    if (in_flight := "actors.episodes_per_process") in settings:
+    if (in_flight := window.limits.episodes_setting) in settings:
         settings[in_flight] = float(math.ceil(settings[in_flight] / window.limits.actor_processes))
     return _bad("environment", sentence, settings)
 
@@ -279,7 +279,7 @@ def _raises(window: WindowFigures) -> list[_Raise]:
         else:
             credit = math.ceil(limits.credit * factor)
     staleness = max(staleness, credit * limits.updates_per_batch - 1)
-    raises = [_Raise("episodes in flight", needed, in_flight, "actors.episodes_per_process")]
+    raises = [_Raise("episodes in flight", needed, in_flight, limits.episodes_setting)]
     raises += [_Raise("max_staleness", staleness, limits.max_staleness, "staleness.max_staleness")]
     raises += [_Raise("credit", credit, limits.credit, "staleness.credit")] if limits.credit_is_set else []
     return [item for item in raises if item.value > item.now]

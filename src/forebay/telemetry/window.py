@@ -45,6 +45,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         on_stale: What happens to what would become too old: wait, drop or mask.
         actor_processes: Actor processes.
         episodes_per_process: Most episodes in flight in each.
+        episodes_setting: What sets that: a number, or the most that actors may come to by themselves.
         slots: Sequences that the generator decodes at once.
         checkpoint_every: Batches between checkpoints.
     """
@@ -59,6 +60,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     on_stale: str = "wait"
     actor_processes: int = 1
     episodes_per_process: int = 1
+    episodes_setting: str = "actors.episodes_per_process"
     slots: int = 1
     checkpoint_every: int = 1
 

@@ -46,21 +46,24 @@ def merge(
         By Hugging Face name: float32 where there is an adapter; all others as they are, not copied.
 
     Raises:
-        WeightsError: An adapter has no weight to add to, or does not fit it.
+        WeightsError: An adapter has no weight to add to, does not fit it, or is not whole.
     """
     merged = dict(base)
-    for name, a in adapters.items():
-        if not name.endswith(_A):
-            continue
-        stem = name.removesuffix(_A)
+    for stem in dict.fromkeys(name.removesuffix(_A).removesuffix(_B) for name in adapters):
         target = stem.removeprefix(_PREFIX) + _WEIGHT
-        b, weight = adapters.get(stem + _B), base.get(target)
-        if b is None or weight is None or weight.shape != (b.shape[0], a.shape[1]):
+        a, b, weight = adapters.get(stem + _A), adapters.get(stem + _B), base.get(target)
+        if a is None or b is None or weight is None or not _fits(weight, b, a):
+            shapes = [list(part.shape) for part in (b, a) if part is not None]
             raise WeightsError(
-                f"adapter {name} does not fit the published model",
-                got=None if b is None else [*b.shape, *a.shape],
+                f"adapter {stem} does not fit the published model",
+                got=" x ".join(map(str, shapes)) or "neither A nor B",
                 limit=None if weight is None else list(weight.shape),
             )
         added = np.matmul(b.astype(np.float32), a.astype(np.float32))
         merged[target] = np.float32(scale) * added + weight.astype(np.float32)
     return merged
+
+
+def _fits(weight: npt.NDArray[Any], b: npt.NDArray[Any], a: npt.NDArray[Any]) -> bool:
+    are_matrices = a.ndim == b.ndim == 2
+    return are_matrices and weight.shape == (b.shape[0], a.shape[1]) and b.shape[1] == a.shape[0]

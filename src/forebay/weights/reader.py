@@ -136,34 +136,49 @@ class WeightReader:
         raise self._gone(wanted)
 
     @contextmanager
-    def hold(self, version: PolicyVersion) -> Iterator[Path]:
+    def hold(self, version: PolicyVersion, *, adapters: bool = False) -> Iterator[Path]:
         """Verify a version and keep it from being deleted, for a reader that opens its files by itself.
 
-        It must be of whole weights.
-
         Blocks for the read of the files.
+
+        Args:
+            version: Which one.
+            adapters: Whether the reader wants adapters; whole weights otherwise.
 
         Yields:
             The version's directory: safetensors files that stay there until the context ends.
 
         Raises:
-            WeightsError: The version is gone, is of adapters only, or a file does not match the manifest.
+            WeightsError: The version is gone, is of the other kind, or a file does not match the manifest.
         """
         try:
             with self._locked(version) as manifest:
-                if manifest.adapter is not None:
+                if (manifest.adapter is not None) != adapters:
+                    found, wanted = ("separate", "merged")[:: -1 if adapters else 1]
+                    holds, needs = ("adapters only", "whole weights")[:: -1 if adapters else 1]
                     raise WeightsError(
-                        f"{version_name(version)} holds adapters only, and whoever opens its files by itself "
-                        "needs whole weights",
-                        got='weights.adapters="separate"',
-                        remedy='Start a run with weights.adapters="merged".',
+                        f"{version_name(version)} holds {holds}, and whoever opens its files by itself "
+                        f"needs {needs}",
+                        got=f'weights.adapters="{found}"',
+                        remedy=f'Start a run with weights.adapters="{wanted}".',
                     )
+                if manifest.adapter is not None:
+                    self._check_base(self.base_digest(), manifest.adapter)
                 directory = self.path / version_name(version)
                 for shard in manifest.shards:
                     _read_verified(directory / shard.name, shard)
                 yield directory
         except _Vanished:
             raise self._gone(version) from None
+
+    def base(self) -> tuple[Path, Tensors]:
+        """Return the model that versions are adapters on, verified: its directory, and its tensors.
+
+        Raises:
+            WeightsError: There is none, or a file does not match its manifest.
+        """
+        directory = self.path / BASE_NAME
+        return directory, _read_shards(directory, self._base_manifest())
 
     @contextmanager
     def _locked(self, version: PolicyVersion) -> Iterator[Manifest]:
@@ -192,13 +207,16 @@ class WeightReader:
             manifest = self._base_manifest()
             self._base = manifest.digest, _read_shards(self.path / BASE_NAME, manifest)
         digest, tensors = self._base
+        self._check_base(digest, adapter)
+        return tensors
+
+    def _check_base(self, digest: str, adapter: AdapterRecord) -> None:
         if digest != adapter.base:
             raise WeightsError(
                 f"{self.path / BASE_NAME} is another model than the adapters belong to",
                 got=digest,
                 limit=adapter.base,
             )
-        return tensors
 
     def _base_manifest(self) -> Manifest:
         source = self.path / BASE_NAME / MANIFEST_FILE

@@ -22,7 +22,8 @@ class WeightSettings(BaseModel):
     adapters: Literal["merged", "separate"] = Field(
         "merged",
         description="How a run with model.lora publishes: merged into whole weights, for any generator; or "
-        "separate, the model once and then adapters only, which forebay's generator merges when it loads.",
+        "separate, the model once and then adapters only, which forebay's generator merges when it loads and "
+        "vLLM keeps beside the model.",
     )
     max_shard_bytes: int = Field(
         2**30, ge=2**10, description="Tensors are split over several files beyond this size."

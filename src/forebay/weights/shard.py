@@ -11,8 +11,8 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import msgspec
@@ -101,6 +101,54 @@ def encode(tensors: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes | memoryvi
         yield bytes_of(tensors[name])
 
 
+class TensorPlace(NamedTuple):
+    """Where a tensor lies in its file.
+
+    Attributes:
+        dtype: Its type.
+        shape: Its shape.
+        start: Its first byte, from the start of the file.
+        stop: Behind its last byte.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def view(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+        """Return its bytes as the tensor."""
+        return data.view(self.dtype).reshape(self.shape)
+
+
+def read_places(
+    read: Callable[[int, int], npt.NDArray[np.uint8]], num_bytes: int, source: str
+) -> dict[str, TensorPlace]:
+    """Return where the tensors of a safetensors file lie in it, from its header alone.
+
+    Args:
+        read: Returns the bytes from a start to a stop, [N] uint8.
+        num_bytes: Size of the file.
+        source: Name of the file, for the error.
+
+    Raises:
+        WeightsError: The bytes are not a safetensors file.
+    """
+    header_bytes = int.from_bytes(read(0, min(8, num_bytes)).tobytes(), "little")
+    if num_bytes < 8 or header_bytes > min(MAX_HEADER_BYTES, num_bytes - 8):
+        raise WeightsError(
+            f"{source} is not a safetensors file", got=f"{num_bytes} bytes, header of {header_bytes}"
+        )
+    body = 8 + header_bytes
+    try:
+        raw = msgspec.json.decode(read(8, body).tobytes(), type=dict[str, msgspec.Raw])
+        raw.pop(_METADATA_KEY, None)
+        entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise WeightsError(f"{source} has a damaged safetensors header: {error}") from error
+    return {name: _place(entry, name, body, num_bytes, source) for name, entry in entries.items()}
+
+
 def decode(data: npt.NDArray[np.uint8], source: str) -> Tensors:
     """Return the tensors of a safetensors file as read-only views of `data`.
 
@@ -111,20 +159,10 @@ def decode(data: npt.NDArray[np.uint8], source: str) -> Tensors:
     Raises:
         WeightsError: The bytes are not a safetensors file.
     """
-    header_bytes = int.from_bytes(data[:8].tobytes(), "little")
-    if len(data) < 8 or header_bytes > min(MAX_HEADER_BYTES, len(data) - 8):
-        raise WeightsError(
-            f"{source} is not a safetensors file", got=f"{len(data)} bytes, header of {header_bytes}"
-        )
-    try:
-        raw = msgspec.json.decode(data[8 : 8 + header_bytes].tobytes(), type=dict[str, msgspec.Raw])
-        raw.pop(_METADATA_KEY, None)
-        entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise WeightsError(f"{source} has a damaged safetensors header: {error}") from error
-    body = data[8 + header_bytes :]
+    places = read_places(lambda start, stop: data[start:stop], len(data), source)
+    body = data[:]
     body.flags.writeable = False
-    return {name: _view(body, entry, name, source) for name, entry in entries.items()}
+    return {name: place.view(body[place.start : place.stop]) for name, place in places.items()}
 
 
 def bytes_of(tensor: npt.NDArray[Any]) -> memoryview:
@@ -132,15 +170,17 @@ def bytes_of(tensor: npt.NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
 
 
-def _view(body: npt.NDArray[np.uint8], entry: _Entry, name: str, source: str) -> npt.NDArray[Any]:
+def _place(entry: _Entry, name: str, body: int, num_bytes: int, source: str) -> TensorPlace:
     start, stop = entry.data_offsets
     dtype = _DTYPES.get(entry.dtype)
-    if dtype is None or not 0 <= start <= stop <= len(body) or min(entry.shape, default=0) < 0:
-        raise WeightsError(f"{source}: tensor {name} has a bad type or place", got=entry, limit=len(body))
+    if dtype is None or not 0 <= start <= stop <= num_bytes - body or min(entry.shape, default=0) < 0:
+        raise WeightsError(
+            f"{source}: tensor {name} has a bad type or place", got=entry, limit=num_bytes - body
+        )
     if math.prod(entry.shape) * dtype.itemsize != stop - start:
         raise WeightsError(
             f"{source}: tensor {name} has the wrong size",
             got=f"{stop - start} bytes",
             limit=f"{entry.dtype}{list(entry.shape)}",
         )
-    return np.frombuffer(body, dtype, math.prod(entry.shape), start).reshape(entry.shape)
+    return TensorPlace(dtype, entry.shape, body + start, body + stop)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from forebay.actors.board import MemoryBoard, Note
 from forebay.actors.control import BatchDemand
 from forebay.actors.pool import ActorPool
 from forebay.actors.settings import ActorSettings
@@ -99,9 +100,13 @@ class Learner:
 
 
 def controlled_pool(
-    learner: Learner, *environments: tuple[str, Crowded], name: str = "a", **settings: Any
+    learner: Learner,
+    *environments: tuple[str, Crowded],
+    name: str = "a",
+    notes: dict[str, tuple[float, Note]] | None = None,
+    **settings: Any,
 ) -> ActorPool:
-    names = tuple(one for one, _ in environments)
+    names, clock = tuple(one for one, _ in environments), LoopClock()
     return ActorPool(
         store=learner.store,
         generator=ScriptedGenerator(policy=lambda _: "#1"),
@@ -112,8 +117,9 @@ def controlled_pool(
         ),
         run_seed=7,
         name=name,
-        clock=LoopClock(),
+        clock=clock,
         batches=BatchDemand(Shares(names, (1.0,) * len(names)), GROUPS, GROUP_SIZE),
+        board=MemoryBoard(name, clock.monotonic_s, notes),
     )
 
 

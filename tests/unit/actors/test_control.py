@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import math
 
 import pytest
 
+from forebay.actors.board import Note
 from forebay.actors.control import BatchDemand, demand_of
+from forebay.actors.controller import Demand
 from forebay.errors import ConfigError
 from forebay.staleness import Shares
 from forebay.trajectory import PolicyVersion
 from tests.unit.actors.controlled import GROUPS, Crowded, Learner, controlled_pool, run_for
 from tests.unit.actors.support import group, make_pool, make_store, run_virtual
+from tests.unit.store.builders import make_trajectory
 
 
 def allowed(pool: object, environment: str = "tool") -> float:
@@ -63,8 +65,9 @@ def test_a_refusing_environment_takes_no_places_from_another() -> None:
 def test_several_processes_come_to_the_same_sum(processes: int) -> None:
     async def main() -> None:
         learner, tool = Learner(["tool"], step_s=0.1, credit=24), Crowded(capacity=24)
+        notes: dict[str, tuple[float, Note]] = {}
         pools = [
-            controlled_pool(learner, ("tool", tool), name=f"a{i}", processes=processes)
+            controlled_pool(learner, ("tool", tool), name=f"a{i}", processes=processes, notes=notes)
             for i in range(processes)
         ]
         await run_for(50.0, learner, *pools)
@@ -100,10 +103,12 @@ def test_the_store_shows_what_the_learner_has_in_its_hands() -> None:
         batches = BatchDemand(Shares(("tool", "other"), (3.0, 1.0)), GROUPS, 4)
         await run_for(0.5, learner)
         store = learner.store
-        before = demand_of(store.stats(), batches, live=0)["tool"]
-        assert (before.starved, before.batches, before.steps, before.share) == (True, 0.0, 0, 1.0)
-        store.claim(16, ttl_s=99.0, actor="x", version=PolicyVersion(0, 0))
-        assert math.isclose(demand_of(store.stats(), batches, live=4)["other"].share, 0.25)
+        before = demand_of(store.stats(), batches)["tool"]
+        assert before == Demand(starved=True, batches=0.0, steps=0)
+        slots = store.claim(4, ttl_s=99.0, actor="x", version=PolicyVersion(0, 0))
+        for slot in slots:
+            store.put(make_trajectory(slot, run_id=slot.run_id), slot)
+        assert demand_of(store.stats(), batches)["tool"].batches == pytest.approx(1 / 3)
         await asyncio.sleep(0)
 
     run_virtual(main())

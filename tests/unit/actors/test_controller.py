@@ -7,7 +7,7 @@ from collections.abc import Callable
 from forebay.actors.controller import Controller, Decision, Demand, Observation
 from forebay.actors.levels import Turn
 
-STARVED = Demand(starved=True, batches=0.0, steps=0, share=1.0)
+STARVED = Demand(starved=True, batches=0.0, steps=0)
 
 
 class Process:
@@ -80,7 +80,7 @@ def test_a_larger_number_is_reached_little_by_little() -> None:
 def test_what_the_learner_has_enough_of_does_not_grow() -> None:
     process = Process()
     for steps in range(12):
-        process.look(Demand(starved=False, batches=0.8, steps=steps, share=1.0))
+        process.look(Demand(starved=False, batches=0.8, steps=steps))
     assert (process.limit, process.kinds()) == (16, [])
 
 
@@ -97,7 +97,7 @@ def test_a_lasting_surplus_is_cut_by_a_tenth() -> None:
         process.look()
     before = int(process.limit)
     for steps in range(60):
-        process.look(Demand(starved=False, batches=2.0, steps=steps, share=1.0))
+        process.look(Demand(starved=False, batches=2.0, steps=steps))
     cut = process.decisions[-1]
     assert "fewer" in process.kinds()
     assert cut.reason == "2.0 batches of `tool` are ready"
@@ -110,7 +110,7 @@ def test_a_learner_that_pauses_takes_no_places_away() -> None:
         process.look()
     before = process.limit
     for _ in range(300):
-        process.look(Demand(starved=False, batches=9.0, steps=5, share=1.0))
+        process.look(Demand(starved=False, batches=9.0, steps=5))
     assert process.limit == before
     assert process.decisions[-1].reason == "the learner takes nothing"
 
@@ -174,15 +174,38 @@ def test_failures_that_fewer_do_not_cure_are_not_counted() -> None:
     assert process.limit > 64
 
 
-def test_a_part_of_the_episodes_takes_a_part_of_the_step() -> None:
-    def grown(share: float) -> float:
-        process = Process(turns=1)
-        process.look(Demand(starved=False, batches=0.7, steps=0, share=share))
-        process.look(Demand(starved=False, batches=0.7, steps=1, share=share))
-        process.look(Demand(starved=False, batches=0.7, steps=2, share=share))
-        before = process.limit
-        while process.limit == before:
-            process.look(Demand(starved=False, batches=0.1, steps=3, share=share))
-        return process.limit - before
+def test_a_learner_that_lacks_little_gets_an_eighth_of_a_batch_more() -> None:
+    process = Process(turns=1)
+    for steps in range(3):
+        process.look(Demand(starved=False, batches=0.7, steps=steps))
+    before = process.limit
+    while process.limit == before:
+        process.look(Demand(starved=False, batches=0.1, steps=3))
+    assert process.limit - before == 16.0
 
-    assert (grown(1.0), grown(0.25)) == (16.0, 4.0)  # an eighth of a batch of 128, and its quarter
+
+def test_a_number_taken_over_is_gone_on_from_without_doubling() -> None:
+    process = Process()
+    process.controller.resume(80, 0.0)
+    assert process.controller.allowed(10.0) == 80
+    while not process.decisions:
+        process.look()
+    assert process.decisions[0].after == 120  # half as much again: the learner starves all the time
+
+
+def test_what_still_runs_of_a_larger_number_tells_nothing_of_the_smaller_one() -> None:
+    process = Process(lambda live: max(1.0, live / 48))
+    while "slower" not in process.kinds():
+        process.look()
+    limit = process.limit
+    cut_s = process.now_s
+    for second in range(1, 40):
+        seen = Observation(
+            now_s=cut_s + second,
+            live=int(limit) + 40,
+            work_waits=True,
+            turns=(Turn(0, cut_s + second - 3.0, 0.0, 3.0),) * 20,
+            demand=STARVED,
+        )
+        assert process.controller.look(seen) is None
+    assert process.limit == limit

@@ -13,7 +13,7 @@ def test_what_is_neither_a_number_nor_auto_is_refused_in_one_line(value: object)
     with pytest.raises(ValidationError) as refused:
         ActorSettings(episodes_per_process=value)
     (error,) = refused.value.errors()
-    assert error["msg"] == 'Value error, should be a whole number from 1 to 10000, or "auto"'
+    assert error["msg"] == f'Value error, should be a whole number from 1 to 10000, or "auto", got {value!r}'
 
 
 def test_a_number_is_the_most_there_ever_is() -> None:
@@ -24,8 +24,8 @@ def test_a_number_is_the_most_there_ever_is() -> None:
 
 def test_auto_begins_small_over_all_processes_and_has_a_most() -> None:
     auto = ActorSettings(episodes_per_process="auto", processes=4)
-    assert (auto.controlled, auto.first_episodes, auto.most_episodes) == (True, 4, 1024)
+    assert (auto.controlled, auto.first_episodes, auto.most_episodes) == (True, 16, 1024)
     assert auto.evaluation_episodes == 128
     few = ActorSettings(episodes_per_process="auto", max_episodes_per_process=3)
     assert (few.first_episodes, few.most_episodes, few.evaluation_episodes) == (3, 3, 3)
-    assert ActorSettings(episodes_per_process="auto", processes=64).first_episodes == 1
+    assert ActorSettings(episodes_per_process="auto", processes=64).first_episodes == 16

@@ -15,6 +15,7 @@ pytest.importorskip("jax")
 
 import jax
 
+from benchmarks import learner
 from benchmarks.learner_bench import page
 from benchmarks.learner_bench.flops import PASSES, ModelFlops, training_flops, visible_pairs
 from benchmarks.learner_bench.measuring import Timed, in_turns, ratios, spread
@@ -151,6 +152,30 @@ def test_targets_are_judged_by_the_slowest_loop_and_the_named_row_alone() -> Non
         "torch": (0.97, False),
     }
     assert page.targets({"torch": {"skipped": "no Python"}}) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--write", "no/such/page.md"], "no/such/page.md is no file"),
+        (["--torch-python", "no-such-python"], "no-such-python is no program"),
+        (["--compute", "remat"], "--compute needs KEY=VALUE, not 'remat'"),
+        (["--compute", "remat=some"], "remat"),
+        (["--compute", "speed=9"], "speed"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_measured(
+    options: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["learner.py", "--json", *options])
+    monkeypatch.setattr(learner, "EFFORTS", {})
+    with pytest.raises(SystemExit) as ended:
+        learner.main()
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_the_command_writes_its_page(tmp_path: Path) -> None:

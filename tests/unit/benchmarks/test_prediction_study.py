@@ -9,7 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.prediction_study.calibration import learner_level, weights_part
+from benchmarks.prediction_study.calibration import (
+    learner_part,
+    tokens_of_calls,
+    weights_part,
+    with_tokens,
+)
 from benchmarks.prediction_study.comparing import (
     Figures,
     Measured,
@@ -22,11 +27,14 @@ from benchmarks.prediction_study.comparing import (
 from benchmarks.prediction_study.environment import Waiting
 from benchmarks.prediction_study.generator import WaitingDevice
 from benchmarks.prediction_study.machinery import configure
-from benchmarks.prediction_study.page import write_page
+from benchmarks.prediction_study.page import regimes, write_page
+from benchmarks.prediction_study.profiling import with_turns
 from benchmarks.prediction_study.settings import SETTINGS, WORKBENCH, Setting, Waits
 from forebay.clock import ManualClock
 from forebay.envs.protocol import Action, Task
 from forebay.generation.slots import DecodeBatch, decode_batch
+from forebay.planner.distribution import constant
+from forebay.planner.profile import LearnerBucket, LearnerProfile, Traffic
 from forebay.telemetry.metrics import MetricsWriter
 from forebay.telemetry.trace import Tracer
 from tests.unit.planner.profiles import ORIGIN, profile
@@ -91,7 +99,7 @@ def test_the_page_counts_what_holds(tmp_path: Path) -> None:
         for s in settings
     ]
     off = msgspec.structs.replace(SOME, busy=0.2)
-    write_page(tmp_path / "page.md", settings, said, [measured("a", SOME), measured("b", off)])
+    write_page(tmp_path / "page.md", settings, said, [measured("a", SOME), measured("b", off)], audited())
     page = (tmp_path / "page.md").read_text()
     assert "**1 of 2 settings hold in all four figures, 7 of 8 figures do**" in page
     assert "holds in 2 of 2 settings" in page
@@ -99,12 +107,62 @@ def test_the_page_counts_what_holds(tmp_path: Path) -> None:
     assert "**0.500 ±0.010, 0.200** (+30.0 points)" in page
 
 
-def test_learner_and_weights_are_read_from_a_run(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path / "metrics.jsonl", ManualClock()) as writer:
-        for step, computing_s in enumerate((9.0, 1.0, 3.0), start=1):
-            writer.write(step, {"time.computing_s": computing_s, "trajectories": 16, "fresh_tokens": 500})
-    level = learner_level(tmp_path, 1)
-    assert (level.trajectories, level.tokens, level.step_s.mean) == (16, 500, 2.0)
+def audited() -> LearnerProfile:
+    """Return shapes of 100 and 50 slots, of 2 s and 1 s, and 0.5 s of the optimizer."""
+    found = profile().learner
+    assert found is not None
+    buckets = tuple(
+        LearnerBucket(rows=1, length=length, call_s=constant(length / 50.0)) for length in (50, 100)
+    )
+    return msgspec.structs.replace(found, buckets=buckets, apply_s=constant(0.5), alone=True)
+
+
+def test_steps_are_read_from_runs_by_their_slots(tmp_path: Path) -> None:
+    for name, trajectories in (("small", 8), ("large", 16)):
+        with MetricsWriter(tmp_path / name / "metrics.jsonl", ManualClock()) as writer:
+            for step, (computing_s, tokens) in enumerate(((9.0, 99), (1.0, 45), (3.0, 98)), start=1):
+                times = {
+                    f"time.{state}_s": 0.25 for state in ("packing", "publishing", "checkpointing", "other")
+                }
+                counts = {"trajectories": trajectories, "fresh_tokens": 500, "real_tokens": tokens}
+                padding = {"padded_tokens": -tokens % 50, "time.computing_s": computing_s}
+                writer.write(step, {**times, **counts, **padding})
+    found = learner_part(audited(), [tmp_path / "small", tmp_path / "large"], 1, ORIGIN)
+    assert [(one.trajectories, one.tokens, one.step_s.mean) for one in found.levels] == [
+        (8, 500, 2.0),
+        (16, 500, 2.0),
+    ]
+    assert [(one.slots, one.step_s.values) for one in found.packed] == [(50, (1.0, 1.0)), (100, (3.0, 3.0))]
+    assert (found.overhead_s.mean, found.alone, found.buckets) == (1.0, False, audited().buckets)
+    assert regimes(found) == "50 slots 1.500, 1.000 (2); 100 slots 2.500, 3.000 (2)"
+
+
+ASKED = Traffic(num_episodes=1, **{name: constant(1.0) for name in Traffic.__struct_fields__[1:8]})
+
+
+def test_tokens_are_those_of_all_calls_of_runs(tmp_path: Path) -> None:
+    for name, count in (("small", 3), ("large", 8)):
+        tracer = Tracer(tmp_path / name / "trace" / "generator-1.jsonl", "generator", ManualClock())
+        tracer.slice("generate", 1.0, 2.0, arguments={"tokens": count})
+        tracer.close()
+    generator = profile().generator
+    assert generator is not None
+    asked = msgspec.structs.replace(generator, traffic={"tools": ASKED})
+    tokens = tokens_of_calls([tmp_path / "small", tmp_path / "large"])
+    found = with_tokens(asked, tokens).traffic["tools"]
+    assert (found.sampled_tokens.values, found.prompt_tokens.values) == ((3.0, 8.0), (1.0,))
+
+
+def test_turns_are_those_of_the_environments_audit() -> None:
+    found = profile(turns=5.0)
+    assert found.generator is not None
+    generator = msgspec.structs.replace(found.generator, traffic={"tools": ASKED, "other": ASKED})
+    whole = with_turns(msgspec.structs.replace(found, generator=generator))
+    assert whole.generator is not None
+    assert {name: one.turns.mean for name, one in whole.generator.traffic.items()} == {"tools": 5.0}
+
+
+def test_weights_are_read_from_a_run(tmp_path: Path) -> None:
     learner = Tracer(tmp_path / "trace" / "learner-1.jsonl", "learner", ManualClock())
     generator = Tracer(tmp_path / "trace" / "generator-2.jsonl", "generator", ManualClock())
     learner.slice("train version 7", 1.0, 2.0)
@@ -177,3 +235,5 @@ def test_a_slower_machine_is_told_apart_from_a_wrong_simulation() -> None:
     # The learner is the limit at 2 s a step, so it is at 4 s; half as many steps an hour.
     assert found.step_s == pytest.approx(4.0)
     assert found.steps_per_h == pytest.approx(900.0)
+    # The bare step is as fast as before: half of what it does is useful.
+    assert (found.busy, found.goodput) == (pytest.approx(1.0), pytest.approx(0.5))

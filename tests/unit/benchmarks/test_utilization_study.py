@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks import utilization
 from benchmarks.prose import markdown
-from benchmarks.utilization_study.beside_peer import BesidePeer
+from benchmarks.utilization_study.beside_peer import BesidePeer, ask_peer
 from benchmarks.utilization_study.cells import Cell, grid
 from benchmarks.utilization_study.page import chart_of, write_page
 from benchmarks.utilization_study.running import CellResult, Lengths, lengths_of, seconds_to_reward
@@ -174,6 +175,32 @@ def test_the_picture_has_a_line_for_each_tail_and_way() -> None:
     ]
     assert [point.x for point in chart.series[0].points] == [1.0, 4.0]
     assert chart.series[0].points[0].y == pytest.approx(97.5)
+
+
+@pytest.mark.parametrize(
+    ("script", "limit_s", "found"),
+    [
+        ('echo begun; echo \'{"a": 1}\'; echo "{\\"a\\": $1}"', 30.0, {"a": 7}),
+        ("echo begun; echo broken >&2; exit 3", 30.0, {"error": "broken"}),
+        ("exec sleep 60", 0.1, {"error": "no end within 0.1 s"}),
+    ],
+)
+def test_a_peer_that_says_nothing_or_never_ends_costs_none_of_ours(
+    tmp_path: Path, script: str, limit_s: float, found: dict[str, object]
+) -> None:
+    path = tmp_path / "peer.sh"
+    path.write_text(script)
+    assert ask_peer([str(path), "7"], limit_s) == found
+
+
+def test_a_cell_that_there_is_not_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["utilization.py", "--grid", "--cells", "4s-cv0.5,4s-cv2"])
+    with pytest.raises(SystemExit) as ended:
+        utilization.main()
+    assert ended.value.code == 2
+    assert "--cells: no 4s-cv2 among 0.25s-cv0.5-stragglers0.05," in capsys.readouterr().err
 
 
 def test_prose_is_wrapped_and_tables_are_not() -> None:

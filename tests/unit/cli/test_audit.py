@@ -76,6 +76,15 @@ def test_a_profile_that_cannot_be_added_to_is_refused_before_measuring(tmp_path:
     assert code == 2 and "another version" in text
 
 
+@pytest.mark.parametrize("place", ["/proc/p.json", "/proc/none/p.json", "FILE/p.json", "FILE/../"])
+def test_a_profile_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path, place: str) -> None:
+    (tmp_path / "calc.toml").write_text("")
+    out = place.replace("FILE", str(tmp_path / "calc.toml"))
+    code, text = forebay("audit", "calculator", "--seconds", "1000", "--out", out)
+    assert code == 2 and len(text.splitlines()) == 1 and "at a time" not in text
+    assert [each.name for each in tmp_path.iterdir()] == ["calc.toml"]
+
+
 def test_an_environment_is_measured_and_added_to_the_profile(tmp_path: Path) -> None:
     out = tmp_path / "profile.json"
     fast = configured(tmp_path, "Steady", kwargs={"step_s": 0.01})

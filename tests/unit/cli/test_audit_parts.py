@@ -243,6 +243,35 @@ def test_parts_of_a_batch_hold_whole_groups_and_minibatches() -> None:
     assert [len(part) for part in part_batches(lengths[:3], 3, 1)] == [3]
 
 
+def test_a_token_of_the_command_line_is_sent_for_a_configuration_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+
+    async def refusing(scope: Any, receive: Any, send: Any) -> None:
+        seen.add(dict(scope["headers"]).get(b"authorization"))
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    monkeypatch.setenv("OTHER", "of the configuration")
+    monkeypatch.setenv("MINE", "of the command")
+    path = small(tmp_path).rename(tmp_path / "other.toml")
+    path.write_text(path.read_text().replace("[generator]", '[generator]\ntoken_env = "OTHER"'))
+    with served(refusing) as address:
+        asked = ("audit", str(path), "--part", "generator", "--generator", address)
+        assert forebay(*asked).code == 4
+        assert seen == {b"Bearer of the configuration"}
+        seen.clear()
+        assert forebay(*asked, "--token-env", "MINE").code == 4
+        assert seen == {b"Bearer of the command"}
+
+
+def test_a_token_for_a_generator_that_is_started_here_is_refused(tmp_path: Path) -> None:
+    code, text = forebay("audit", str(small(tmp_path)), "--part", "generator", "--token-env", "MINE")
+    assert code == 2
+    assert text.startswith("--token-env is for a generator at a URL, and this one is started here (got")
+
+
 def test_what_belongs_to_the_real_run_is_not_touched(tmp_path: Path) -> None:
     config = load_config(small(tmp_path, f'[store]\npath = "{tmp_path / "real"}"'))
     changed = measurable(config)

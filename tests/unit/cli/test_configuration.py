@@ -23,6 +23,13 @@ def test_check_says_ok_or_what_is_wrong(tmp_path: Path) -> None:
     assert (code, text) == (2, "command line: unknown key 'stps' in [learner]. Did you mean 'learner.steps'?")
 
 
+def test_check_reads_no_file_of_a_model_or_of_adapters(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("")
+    for places in (["model.path=/nowhere"], ["model.lora.rank=2", "model.lora.path=/nowhere"]):
+        assert forebay("config", "check", str(path), *places) == (0, f"{path}: ok\n")
+
+
 def test_diff_names_what_differs_and_nothing_else(tmp_path: Path) -> None:
     first, second = tmp_path / "first.toml", tmp_path / "second.toml"
     first.write_text("[learner]\nsteps = 3\n")

@@ -73,7 +73,7 @@ def test_what_does_not_fit_ends_with_the_arithmetic() -> None:
         (("llama3-8b", "--topology", "v9:4x4"), "no such topology: v9:4x4"),
         (("llama-8b", "--topology", "v5e:4x4"), "Did you mean llama3-8b?"),
         (("llama3-8b", "--topology", "v5e:4x4", "--mesh", "fsdp=4", "--analytic"), "got 4, limit 16"),
-        (("llama3-8b", "--topology", "v5e:4x4", "--remat", "some", "--analytic"), "limit none, dots, full"),
+        (("llama3-8b", "--topology", "v5e:4x4", "--remat", "some", "--analytic"), "elementwise, dots, full"),
         (("llama3-8b", "--topology", "v5e:4x4", "--tokens", "5000", "--analytic"), "--tokens 4096"),
         (("llama3-8b", "--topology", "v5e:4x4", "--length", "200000", "--analytic"), "limit 131072"),
         (("llama3-8b", "--topology", "v5e:4x4", "--mesh", "fsdp=16", "--rows", "8", "--analytic"), "= 16"),

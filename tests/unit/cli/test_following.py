@@ -44,6 +44,17 @@ def test_how_long_the_last_steps_took_is_kept(tmp_path: Path) -> None:
     assert list(follower.step_s) == [1.5, 3.0, 2.0]
 
 
+def test_the_newest_step_does_not_go_back_when_steps_are_trained_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    follower = Follower(path, ProgressPrinter(9, ManualClock(), stream=io.StringIO()))
+    assert follower.newest_step == 0
+    for step in (4, 5, 3, 4):
+        with path.open("a") as file:
+            file.write(f'{{"step": {step}}}\n')
+        follower.look()
+    assert follower.newest_step == 5
+
+
 def test_a_rotated_file_is_read_from_its_beginning(tmp_path: Path) -> None:
     path, stream = tmp_path / "metrics.jsonl", io.StringIO()
     follower = Follower(path, ProgressPrinter(None, ManualClock(), stream=stream, every_s=0.0))

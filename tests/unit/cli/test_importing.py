@@ -41,6 +41,8 @@ def test_an_imported_directory_is_the_model_of_the_file(gguf: Path, tmp_path: Pa
     np.testing.assert_array_equal(loaded["layers"]["q_proj"], original["layers"]["q_proj"])
     assert Chat.load(tmp_path / "hf").stop_tokens == (2,)
     assert forebay("import", str(gguf), "--to", str(tmp_path / "hf")).code == 2
+    code, text = forebay("import", str(gguf), "--to", "/proc/none/hf")
+    assert code == 2 and text.startswith("cannot write /proc/none/hf (got No such file")
 
 
 def test_a_run_starts_from_a_file_as_from_its_directory(gguf: Path, tmp_path: Path) -> None:

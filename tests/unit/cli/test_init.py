@@ -38,7 +38,7 @@ def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
         write_environment("maze", directory)
     assert list(directory.iterdir()) == []
     (tmp_path / "file").touch()
-    with pytest.raises(OSError):
+    with pytest.raises(ConfigError, match=r"cannot write .*maze \(got Not a directory, in .*file\)"):
         write_environment("maze", tmp_path / "file" / "maze")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "maze"]
 

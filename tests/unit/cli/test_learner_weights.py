@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from forebay.chat import small_chat
 from forebay.cli.learner_parts import initial_params, make_parts
 from forebay.cli.learner_weights import LearnerWeights, newest_step, saved_parameters, saved_weights
 from forebay.cli.preflight import check_adapters, check_disk
+from forebay.cli.runs import Run
 from forebay.config import load_config
 from forebay.errors import ConfigError, ModelError
 from forebay.learner.checkpoint import Checkpointer
@@ -27,12 +28,10 @@ from forebay.weights.shard import digest_of
 from tests.unit.models import tiny
 
 
-def run(tmp_path: Path, *overrides: str) -> Any:
+def run(tmp_path: Path, *overrides: str) -> Run:
     """Return a run of a tiny new model with adapters of rank 2."""
     config = load_config(None, ["model.lora.rank=2", *overrides])
-    return SimpleNamespace(
-        config=config, model=tiny.CONFIG, chat=small_chat(), layout=RunLayout(tmp_path), run_id="r"
-    )
+    return Run(RunLayout(tmp_path), "r", config, small_chat(), tiny.CONFIG)
 
 
 def filled(tree: Any, value: float = 0.25) -> Any:
@@ -40,8 +39,7 @@ def filled(tree: Any, value: float = 0.25) -> Any:
 
 
 def test_a_model_that_is_trained_itself_has_no_frozen_part(tmp_path: Path) -> None:
-    whole = run(tmp_path)
-    whole.config = load_config(None)
+    whole = run(tmp_path)._replace(config=load_config(None))
     weights = LearnerWeights(whole)
     assert weights.frozen == {}
     assert digest_of(weights.tensors(weights.trained)) == digest_of(
@@ -109,7 +107,22 @@ def test_a_checkpoint_of_adapters_gives_adapters_and_whole_weights(tmp_path: Pat
     version, adapters = saved_parameters(made, 4)
     assert version == PolicyVersion(0, 4)
     assert all((leaf == 0.25).all() for leaf in jax.tree.leaves(adapters))
-    assert digest_of(saved_weights(made, 4)[1]) == digest_of(weights.merged(adapters))
+    assert digest_of(saved_weights(made, 4)[1]) == digest_of(weights.tensors(adapters))
+
+
+def test_whole_weights_need_no_adapters_that_training_began_with(tmp_path: Path) -> None:
+    new = run(tmp_path)
+    save_adapters(tmp_path / "a", filled(LearnerWeights(new).trained), tiny.CONFIG, new.config.model.lora)
+    made = run(tmp_path, f"model.lora.path={tmp_path / 'a'}")
+    parts, weights = make_parts(made), LearnerWeights(made)
+    checkpointer = Checkpointer(made.layout.checkpoints, durability="os")
+    trained = filled(weights.trained, 0.5)
+    checkpointer.save(
+        parts.programs.init_state(trained), CheckpointCursor(run_id="r", version=PolicyVersion(0, 1))
+    )
+    checkpointer.close()
+    shutil.rmtree(tmp_path / "a")
+    assert digest_of(saved_weights(made, 1)[1]) == digest_of(weights.tensors(trained))
 
 
 def test_a_critic_is_trained_whole_beside_adapters(tmp_path: Path) -> None:
@@ -159,10 +172,6 @@ def test_the_disk_needs_room_for_adapters_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ("weights.adapters=separate", 'generator.vllm=["http://127.0.0.1:1"]'),
-            "vLLM is given whole weights",
-        ),
         (("objective.kl_coef=0.1", "reference.source=elsewhere"), "made of the same frozen model"),
         (
             ("objective.kl_coef=0.1", "reference.update_every=1", "reference.update_share=0.5"),
@@ -173,3 +182,10 @@ def test_the_disk_needs_room_for_adapters_only(tmp_path: Path) -> None:
 def test_combinations_that_adapters_cannot_have_are_refused(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(None, ["model.lora.rank=2", *overrides])
+
+
+def test_adapters_are_not_published_apart_where_there_are_none() -> None:
+    with pytest.raises(
+        ConfigError, match=r'adapters="separate" without model\.lora\.rank.*Set model\.lora\.rank'
+    ):
+        load_config(None, ["weights.adapters=separate"])

@@ -50,8 +50,22 @@ def test_a_plan_is_written_as_a_configuration_that_loads(path: Path, tmp_path: P
     assert tomllib.loads(planned.read_text())["extends"] == str(base)
     code, text = forebay(*arguments)
     assert code == 2 and "planned.toml exists" in text
-    code, text = forebay("plan", str(path), "--picture", str(tmp_path / "nowhere" / "plan.svg"))
-    assert code == 2 and "nowhere to be in" in text and "simulates" not in text
+
+
+@pytest.mark.parametrize("option", ["--write", "--picture"])
+def test_where_nothing_can_be_written_is_refused_before_the_search(path: Path, option: str) -> None:
+    for place in ("/proc/x.toml", "/proc/none/x.toml", f"{path}/x.toml"):
+        code, text = forebay("plan", str(path), *SMALL, option, place)
+        assert code == 2 and text.startswith(f"cannot write {place} (got ") and "simulates" not in text
+
+
+def test_settings_and_picture_are_two_files_whose_directory_is_made(path: Path, tmp_path: Path) -> None:
+    written = tmp_path / "new" / "planned.toml"
+    command = ("plan", str(path), *SMALL, "--max-staleness", "2", "--write", str(written), "--picture")
+    code, text = forebay(*command, f"{tmp_path}/new/../new/planned.toml")
+    assert code == 2 and "name the same file" in text and not written.exists()
+    assert forebay(*command, str(tmp_path / "new" / "plan.svg"))[0] == 0
+    assert sorted(each.name for each in written.parent.iterdir()) == ["plan.svg", "planned.toml"]
 
 
 def test_a_simulated_run_says_how_busy_it_is(path: Path) -> None:
@@ -77,7 +91,8 @@ def test_parts_measured_apart_are_merged(tmp_path: Path) -> None:
         (("plan", "--busy", "2"), "busy is a fraction"),
         (("simulate", "--set", "staleness"), "not of the form key=value"),
         (("simulate", "--set", "stalness=2"), "no such setting: stalness"),
-        (("simulate", "--set", "groups=0"), "groups: Input should be greater"),
+        (("simulate", "--set", "groups=0"), "groups: Input should be greater than or equal to 1, got 0"),
+        (("simulate", "--set", "max_staleness=-1"), "than or equal to 0, got -1"),
     ],
 )
 def test_what_cannot_be_is_one_clear_line(path: Path, arguments: tuple[str, ...], message: str) -> None:

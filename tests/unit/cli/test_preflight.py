@@ -11,6 +11,7 @@ from forebay.chat import small_chat
 from forebay.cli import preflight
 from forebay.cli.preflight import (
     check_address,
+    check_devices,
     check_disk,
     check_token,
     held_out_tasks,
@@ -80,3 +81,25 @@ def test_a_mesh_that_cannot_split_the_model_is_refused_before_anything_starts(tm
     config = load_config(None, ["mesh.tensor=3"])
     with pytest.raises(ConfigError, match=r"is not a multiple of tensor \(got 3\)"):
         preflight.preflight(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["splash", "fused"])
+def test_attention_that_this_machine_cannot_run_is_refused_before_anything_starts(
+    kind: str, tmp_path: Path
+) -> None:
+    config = load_config(None, [f"compute.attention={kind}", "generator.port=0"])
+    with pytest.raises(ConfigError, match=rf'compute\.attention="{kind}".*\(got cpu, limit .pu') as caught:
+        preflight.preflight(config, tmp_path / "run")
+    assert 'Set compute.attention="auto", which is blockwise here.' in str(caught.value)
+    preflight.preflight(config, tmp_path / "run", starts_here=False)
+
+
+def test_a_mesh_of_more_devices_than_there_are_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    check_devices(load_config(None, ["mesh.data=2"]))
+    with pytest.raises(ConfigError, match=r"mesh data 4 x .* needs more devices \(got 2, limit 4\)"):
+        check_devices(load_config(None, ["mesh.data=4"]))
+    # Each of several processes has devices of its own, perhaps on another host.
+    check_devices(load_config(None, ["mesh.data=4", "learner.processes=2"]))

@@ -68,6 +68,8 @@ def test_a_warm_start_in_bfloat16_is_a_model_that_the_next_run_can_name(spoken: 
     assert chat.fingerprint == Chat.load(tmp_path / "model").fingerprint == small_chat().fingerprint
     with pytest.raises(ConfigError, match="exists already"):
         imitate(settings, tmp_path / "model")
+    with pytest.raises(ConfigError, match="cannot write /proc/none/model"):
+        imitate(settings, Path("/proc/none/model"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "spoken.jsonl"]
 
 

@@ -48,8 +48,8 @@ def test_it_may_go_elsewhere_as_plain_text(run: Path, tmp_path: Path) -> None:
     [
         (["nowhere"], "nowhere is not a run directory"),
         (["RUN"], "RUN has no trace. Start a run with telemetry.trace=true"),
-        (["RUN", "--to", "RUN"], "cannot write RUN. Give --to the name of a file"),
-        (["RUN", "--to", "nowhere/x.json"], "cannot write nowhere/x.json. Give --to the name of a file"),
+        (["RUN", "--to", "RUN"], "RUN is a directory. Name a file."),
+        (["RUN", "--to", "/proc/x.json"], "cannot write /proc/x.json (got No such file"),
     ],
 )
 def test_what_cannot_work_is_one_clear_line(run: Path, arguments, message) -> None:

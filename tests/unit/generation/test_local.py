@@ -85,6 +85,25 @@ def test_cancelling_the_caller_ends_its_request() -> None:
     asyncio.run(scenario())
 
 
+def test_a_request_waits_from_when_it_comes_though_a_block_is_being_decoded() -> None:
+    async def scenario() -> None:
+        clock, gated = SystemClock(), Gated()
+        async with running(gated) as generator:
+            first = asyncio.create_task(generator.generate(request("a", [1, 2])))
+            while not gated.entered.is_set():
+                await asyncio.sleep(0.001)
+            second = asyncio.create_task(generator.generate(request("b", [3, 4])))
+            await asyncio.sleep(0)  # it is there now, and no slot is taken before the gate opens
+            came_s = clock.monotonic_s()
+            await asyncio.sleep(0.02)
+            waited_s = clock.monotonic_s() - came_s
+            gated.gate.set()
+            assert (await second).queue_s >= waited_s
+            assert (await first).finish == "length"
+
+    asyncio.run(scenario())
+
+
 def test_weights_arrive_between_blocks() -> None:
     async def scenario() -> None:
         gated = Gated()

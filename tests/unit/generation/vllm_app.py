@@ -2,7 +2,8 @@
 
 Its model is one number, the first of tensor `w`: it samples that number again and again, so that every token
 tells which weights sampled it. A load that fails leaves it without weights, and sampling without weights ends
-it, as in vLLM.
+it, as in vLLM. Adapters add the first number of their first tensor; a step that needs them reads them from
+their path, unless a worker holds them.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class FakeVllm:
             "root": "policy",
             "forebay": False,
             "overrides": {},
+            "max_lora_rank": None,
+            "lora_route": True,
         } | started
         self.bodies: list[dict[str, Any]] = []
         self.loaded: list[str] = []
@@ -62,6 +65,8 @@ class FakeVllm:
         self.aborted: set[str] = set()
         self.running: set[str] = set()
         self.load_format = self.started["load_format"]
+        self.adapters: dict[str, Path] = {}
+        self.held: int | None = None
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -70,6 +75,8 @@ class FakeVllm:
             Route("/v1/models", self.models),
             Route("/inference/v1/abort_requests", self.abort, methods=["POST"]),
         ]
+        if self.started["lora_route"]:
+            routes.append(Route("/v1/load_lora_adapter", self.load_adapters, methods=["POST"]))
         if self.started["scale_out"]:
             routes.append(Route("/inference/v1/generate", self.generate, methods=["POST"]))
         if self.started["dev_mode"]:
@@ -97,7 +104,8 @@ class FakeVllm:
         card |= {"root": self.started["root"], "max_model_len": CONTEXT}
         if self.started["forebay"]:
             card["forebay"] = {"version": [0, 1], "context": CONTEXT, "vocabulary": 8}
-        return JSONResponse({"object": "list", "data": [card]})
+        others = [{"id": name, "object": "model", "root": str(p)} for name, p in self.adapters.items()]
+        return JSONResponse({"object": "list", "data": [card, *others]})
 
     async def weight_info(self, _: Request) -> Response:
         return JSONResponse({"weight_version": self.label})
@@ -111,7 +119,10 @@ class FakeVllm:
             "load_config": {"load_format": self.load_format},
             "scheduler_config": {"enable_chunked_prefill": self.started["chunked"]},
             "device_config": {"device": self.started["device"]},
+            "lora_config": None,
         }
+        if self.started["max_lora_rank"]:
+            config["lora_config"] = {"max_lora_rank": self.started["max_lora_rank"]}
         return JSONResponse({"vllm_config": config, "vllm_env": {}, "system_env": {}})
 
     def controlling(self, verb: str) -> Any:
@@ -160,10 +171,39 @@ class FakeVllm:
             for file in directory.glob("*.safetensors"):
                 tensors |= load_file(file)
             self.loaded = sorted(tensors)
+            self.held = None
             self.weights = int(tensors[min(tensors)].flat[0])
         except (OSError, ValueError, SafetensorError) as error:
             return JSONResponse({"error": {"message": str(error), "code": 500}}, 500)
         return JSONResponse({"results": [None]}, 200 if self.weights is not None else 500)
+
+    def list_loras(self, *_: Any) -> Response:
+        return JSONResponse({"results": ["{1}" if self.held is not None else "set()"]})
+
+    def remove_lora(self, _: Request, body: Any) -> Response:
+        assert not self.going.is_set(), "removed while sampling"
+        assert body["kwargs"] == {"lora_id": 1}
+        self.held = None
+        return JSONResponse({"results": ["True"]})
+
+    async def load_adapters(self, request: Request) -> Response:
+        body = await request.json()
+        if not body.get("lora_name") or body["lora_name"] in self.adapters:
+            return JSONResponse({"error": {"message": "invalid", "code": 400}}, 400)
+        self.verbs.append("adapters")
+        self.adapters[body["lora_name"]] = Path(body["lora_path"])
+        self.read_adapters(body["lora_name"])
+        return Response("Success")
+
+    def read_adapters(self, name: str | None) -> int:
+        """Return what adapters add, read from their path if no worker holds them."""
+        if name is None:
+            return 0
+        if self.held is None:
+            tensors = load_file(self.adapters[name] / "adapter_model.safetensors")
+            assert (self.adapters[name] / "adapter_config.json").is_file()
+            self.held = int(tensors[min(tensors)].flat[0])
+        return self.held
 
     async def abort(self, request: Request) -> Response:
         self.aborted |= set((await request.json())["request_ids"]) & self.running
@@ -173,11 +213,15 @@ class FakeVllm:
         body = await request.json()
         if "token_ids" not in body:
             return JSONResponse({"error": {"message": "token_ids missing", "code": 400}}, 400)
+        if body.get("model") not in (None, *self.adapters):
+            return JSONResponse({"error": {"message": "The model does not exist.", "code": 404}}, 404)
         self.bodies.append(body)
         name = f"generate-tokens-{body['request_id']}"
         self.running.add(name)
         try:
-            tokens, labels, finish = await self.sample(name, body["sampling_params"]["max_tokens"])
+            tokens, labels, finish = await self.sample(
+                name, body["sampling_params"]["max_tokens"], body.get("model")
+            )
         finally:
             self.running.discard(name)
             self.aborted.discard(name)
@@ -188,7 +232,7 @@ class FakeVllm:
         choice["weight_versions"] = spans(labels)
         return JSONResponse({"request_id": name, "output_mode": "tokens", "choices": [choice]})
 
-    async def sample(self, name: str, max_tokens: int) -> tuple[list[int], list[str], str]:
+    async def sample(self, name: str, max_tokens: int, model: str | None) -> tuple[list[int], list[str], str]:
         """Sample token by token while not paused."""
         tokens: list[int] = []
         labels: list[str] = []
@@ -201,7 +245,7 @@ class FakeVllm:
             if self.weights is None:
                 self.dead = True
                 return tokens, labels, "error"
-            tokens.append(self.weights)
+            tokens.append(self.weights + self.read_adapters(model))
             labels.append(self.label)
             await asyncio.sleep(TOKEN_S)
         return tokens, labels, "length"

@@ -35,6 +35,15 @@ def test_an_unexpected_exception_keeps_its_whole_traceback(tmp_path: Path) -> No
     assert "noise" not in cause and "in f" in cause and cause.endswith("KeyError: 'tool'")
 
 
+def test_the_last_output_is_not_why_a_process_was_killed_from_outside(tmp_path: Path) -> None:
+    child, code = run(
+        "import os; print('[Gloo] connected', flush=True); os.kill(os.getpid(), 9)", tmp_path / "log"
+    )
+    assert (
+        child.cause(code) == "learner was killed by SIGKILL, by the system if memory ran out: dmesg says so"
+    )
+
+
 def test_the_cause_is_that_of_the_last_life(tmp_path: Path) -> None:
     child, _ = run("raise KeyError('first')", tmp_path / "log")
     child.spec = ProcessSpec(name="learner", argv=(sys.executable, "-c", "raise SystemExit('second')"))

@@ -58,6 +58,28 @@ def test_a_killed_peer_is_restarted(tmp_path: Path) -> None:
     assert supervisor.first_cause is not None and "SIGKILL" in supervisor.first_cause
 
 
+@pytest.mark.parametrize("trained", [1, 0])
+def test_a_learner_that_fails_at_the_same_step_fails_in_a_row_however_long_it_lives(
+    tmp_path: Path, trained: int
+) -> None:
+    """One that trains a new step in each life is started again as often as it takes: here five times."""
+    lives = tmp_path / "lives"
+    code = (
+        f"import time\nopen({str(lives)!r}, 'a').write('x')\ntime.sleep(0.05)\n"
+        f"raise SystemExit(0 if len(open({str(lives)!r}).read()) == 6 else 4)"
+    )
+    supervisor = Supervisor(
+        [python("learner", code, leads=True)], tmp_path,
+        FAST.model_copy(update={"stable_s": 0.01, "max_restarts": 2}), SystemClock(),
+        newest_step=lambda: trained * len(lives.read_text()),
+    )  # fmt: skip
+    if trained:
+        assert supervisor.run() == 0
+        return
+    with pytest.raises(PeerFailedError, match="learner failed 3 times in a row"):
+        supervisor.run()
+
+
 @pytest.mark.parametrize("code", [2, 3])
 def test_configuration_and_progress_errors_are_not_retried(tmp_path: Path, code: int) -> None:
     supervisor, end = supervise([python("learner", f"raise SystemExit({code})", leads=True)], tmp_path)
@@ -219,6 +241,20 @@ def test_a_learner_that_fails_while_it_stops_is_no_success(tmp_path: Path) -> No
         PeerFailedError, match="while it was stopping, learner exited with code 4: no space left"
     ):
         supervisor.run()
+
+
+def test_a_stop_while_a_failed_learner_waits_to_be_started_again_is_a_stop(tmp_path: Path) -> None:
+    """It failed before it was asked to end, so the end is the one that was asked for."""
+    supervisor: Supervisor
+    supervisor = Supervisor(
+        [python("learner", "raise SystemExit(4)", leads=True)],
+        tmp_path,
+        FAST.model_copy(update={"restart_backoff_s": 600.0, "restart_backoff_max_s": 600.0}),
+        SystemClock(),
+        report=lambda line: supervisor.request_stop(signal.SIGINT),
+    )
+    assert supervisor.run() == 130
+    assert (supervisor.stopped, supervisor.num_restarts) == (True, 1)
 
 
 def test_a_fatal_error_is_passed_on_as_its_one_line(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from forebay.errors import CheckpointError
-from forebay.learner import checkpoint_writing
+from forebay.learner import checkpoint_directory
 from forebay.learner.checkpoint import Checkpointer, Restored, load_best
 from forebay.learner.checkpoint_manifest import CheckpointCursor, hash_file, read_manifest, write_manifest
 from forebay.learner.checkpoint_stats import SaveTotals
@@ -157,13 +157,17 @@ def test_c75_a_pickle_in_a_checkpoint_is_refused_and_not_run(tmp_path, monkeypat
     assert not (tmp_path / "canary").exists()
 
 
-def test_retention_keeps_the_newest_and_the_best(checkpointer):
+def test_retention_keeps_the_newest_and_the_best(checkpointer, tmp_path):
     for step, metric in [(10, 0.5), (20, 0.9), (30, 0.4), (40, 0.6)]:
         checkpointer.save(state_of(step), cursor_of(step), metric=metric)
     checkpointer.wait()
-    assert sorted(path.name for path in checkpointer.path.iterdir()) == ["best_20", "step_30", "step_40"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "best_20",
+        "step_30",
+        "step_40",
+    ]
     assert checkpointer.oldest_verified_step() == 30
-    assert bits_of(load_best(checkpointer.path, state_of(0)).state) == bits_of(state_of(20))
+    assert bits_of(load_best(tmp_path / "checkpoints", state_of(0)).state) == bits_of(state_of(20))
     assert checkpointer.restore_newest(state_of(0)).cursor.version == (0, 40)
 
 
@@ -173,7 +177,7 @@ def test_saving_the_same_arrays_again_renews_cursor_and_metric_only(tmp_path):
     before = (tmp_path / "step_1" / "state.safetensors").stat().st_ino
     checkpointer.save(state_of(1), cursor_of(1, incarnation=1), metric=0.5)
     assert (tmp_path / "step_1" / "state.safetensors").stat().st_ino == before
-    assert load_best(checkpointer.path, state_of(0)).cursor.version == (1, 1)
+    assert load_best(tmp_path, state_of(0)).cursor.version == (1, 1)
     checkpointer.save(state_of(9), cursor_of(1))
     assert bits_of(checkpointer.restore_newest(state_of(0)).state) == bits_of(state_of(9))
 
@@ -182,7 +186,7 @@ def test_without_an_evaluation_there_is_no_best(tmp_path):
     checkpointer = Checkpointer(tmp_path, durability="os")
     checkpointer.save(state_of(1), cursor_of(1))
     with pytest.raises(CheckpointError, match="was evaluated"):
-        load_best(checkpointer.path, state_of(0))
+        load_best(tmp_path, state_of(0))
 
 
 @pytest.mark.parametrize(
@@ -294,7 +298,7 @@ def test_a_failed_save_in_the_background_is_seen_by_whoever_checks(tmp_path, mon
     checkpointer.check()
     checkpointer.save(state_of(1), cursor_of(1))
     checkpointer.wait()
-    monkeypatch.setattr(checkpoint_writing, "is_full", lambda path, num_bytes: True)
+    monkeypatch.setattr(checkpoint_directory, "is_full", lambda path, num_bytes: True)
     checkpointer.save(state_of(2), cursor_of(2))
     pending = checkpointer._pending
     assert isinstance(pending.exception(60), CheckpointError)

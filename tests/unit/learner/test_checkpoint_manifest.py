@@ -1,21 +1,20 @@
 import pytest
 
 from forebay.errors import CheckpointError
+from forebay.learner.checkpoint_directory import DirectoryFolder, DirectoryShelf
 from forebay.learner.checkpoint_manifest import (
     FORMAT,
     CheckpointCursor,
     CheckpointManifest,
-    find_best,
     hash_file,
     install,
     list_steps,
     read_manifest,
-    retain,
     step_directory,
     sweep,
-    verify,
     write_manifest,
 )
+from forebay.learner.checkpoint_shelf import find_best, retain, verify
 from forebay.trajectory import PolicyVersion
 
 
@@ -33,7 +32,7 @@ def make(path, step, metric=None, content=b"state"):
 
 
 def test_a_whole_checkpoint_verifies_and_says_where_it_belongs(tmp_path):
-    assert verify(make(tmp_path, 7)).cursor.version == (0, 7)
+    assert verify(DirectoryFolder(make(tmp_path, 7))).cursor.version == (0, 7)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flip", "missing", "extra", "no manifest"])
@@ -54,7 +53,7 @@ def test_damage_is_named(tmp_path, damage):
         "no manifest": "has no manifest",
     }
     with pytest.raises(CheckpointError, match=expected.get(damage, "step_7/state.safetensors is damaged")):
-        verify(directory)
+        verify(DirectoryFolder(directory))
 
 
 def test_a_flipped_bit_anywhere_in_the_manifest_is_detected(tmp_path):
@@ -64,18 +63,18 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_detected(tmp_path):
     for position in range(len(data)):
         path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
         with pytest.raises(CheckpointError):
-            verify(directory)
+            verify(DirectoryFolder(directory))
 
 
 def test_retention_keeps_the_newest_and_moves_the_best_aside(tmp_path):
     for step, metric in [(10, 0.5), (20, 0.9), (30, None), (40, 0.7)]:
         make(tmp_path, step, metric)
-        retain(tmp_path, keep=2)
+        retain(DirectoryShelf(tmp_path, fsync=False), keep=2)
     assert list_steps(tmp_path) == (30, 40)
     assert list_steps(tmp_path, best=True) == (20,)
-    assert verify(find_best(tmp_path)).metric == 0.9
+    assert verify(find_best(DirectoryShelf(tmp_path, fsync=False))).metric == 0.9
     make(tmp_path, 50, 0.95)
-    retain(tmp_path, keep=2)
+    retain(DirectoryShelf(tmp_path, fsync=False), keep=2)
     assert list_steps(tmp_path) == (40, 50)
     assert list_steps(tmp_path, best=True) == ()
 
@@ -83,11 +82,11 @@ def test_retention_keeps_the_newest_and_moves_the_best_aside(tmp_path):
 def test_damaged_checkpoints_do_not_count_and_go_once_they_are_the_oldest(tmp_path):
     for step in (100, 200, 300, 150):
         make(tmp_path, step)
-    retain(tmp_path, keep=2, invalid={200, 300})
+    retain(DirectoryShelf(tmp_path, fsync=False), keep=2, invalid={200, 300})
     assert list_steps(tmp_path) == (100, 150, 200, 300)
     make(tmp_path, 250)
     make(tmp_path, 350)
-    retain(tmp_path, keep=2, invalid={200, 300})
+    retain(DirectoryShelf(tmp_path, fsync=False), keep=2, invalid={200, 300})
     assert list_steps(tmp_path) == (250, 300, 350)
 
 

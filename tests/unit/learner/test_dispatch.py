@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from forebay.errors import FencedError
 from forebay.trajectory import PolicyVersion
 from tests.unit.learner.small_run import BATCHING, STALENESS, act, make_dispatcher, make_feed, open_at
+from tests.unit.store.builders import make_spec
 
 CREDIT = (STALENESS.max_staleness + 1) * BATCHING.groups
 
@@ -62,6 +65,33 @@ def test_a_task_that_came_too_late_is_posed_again_first(store) -> None:
         slot.group_id: slot.task.task_id for slot in store.claim(4, ttl_s=9.0, actor="a", version=(0, 0))
     }
     assert tasks == {"g10": "task-0", "g11": "task-1"}
+
+
+def test_naming_late_groups_disturbs_nobody_who_dispatches(store) -> None:
+    """The feed's thread does the one, the dispatcher's the other; a switch between any two instructions."""
+    dispatcher = make_dispatcher(store, 0)
+    groups = [make_spec(serial) for serial in range(2000)]
+
+    def dispatch() -> None:
+        for first in range(0, len(groups), 50):
+            dispatcher._remember(groups[first : first + 50])
+            for _ in range(30):
+                dispatcher._repeated("another")
+
+    def name_late_ones() -> None:
+        while not dispatched.done():
+            for group in groups:
+                dispatcher.repeat(group.group_id)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            dispatched = pool.submit(dispatch)
+            pool.submit(name_late_ones).result()
+            dispatched.result()
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_what_a_full_store_refuses_is_kept_for_later() -> None:

@@ -67,6 +67,11 @@ def measured(tmp_path):
     return meter, strip, store, path
 
 
+def summary_of(measured):
+    meter, strip, store, path = measured
+    return summarize_run(meter, strip.read(), store.stats(), path, max_staleness=4, group_size=2, compiles=0)
+
+
 def test_each_batch_leaves_one_whole_line(measured) -> None:
     _, _, _, path = measured
     lines = list(read_metrics(path))
@@ -94,16 +99,8 @@ def test_c71_each_interval_has_its_own_rate_and_padding_its_own_name(measured) -
 
 
 def test_the_summary_leaves_the_first_batches_out_of_utilization_only(measured) -> None:
-    meter, strip, store, path = measured
-    summary = summarize_run(
-        meter,
-        strip.read(),
-        store.stats(),
-        path,
-        max_staleness=4,
-        group_size=2,
-        compiles=0,
-    )
+    meter = measured[0]
+    summary = summary_of(measured)
     assert (summary.steps, summary.trained, summary.lost, summary.repeated) == (5, 20, 0, 0)
     assert summary.busy == pytest.approx(0.75)
     assert summary.starved == pytest.approx(0.25)
@@ -120,27 +117,11 @@ def test_the_summary_leaves_the_first_batches_out_of_utilization_only(measured) 
 
 
 def test_lines_of_a_process_that_died_count_once(measured) -> None:
-    meter, strip, store, path = measured
-    before = summarize_run(
-        meter,
-        strip.read(),
-        store.stats(),
-        path,
-        max_staleness=4,
-        group_size=2,
-        compiles=0,
-    )
+    _, _, store, path = measured
+    before = summary_of(measured)
     with MetricsWriter(path, ManualClock()) as writer:
         last = list(read_metrics(path))[-1]
         writer.write(5, {name: value for name, value in last.items() if name not in ("step", "time_s")})
-    after = summarize_run(
-        meter,
-        strip.read(),
-        store.stats(),
-        path,
-        max_staleness=4,
-        group_size=2,
-        compiles=0,
-    )
+    after = summary_of(measured)
     assert (after.steps, after.trained, after.repeated) == (before.steps, before.trained, 0)
     assert PolicyVersion(0, after.steps) == store.stats().published

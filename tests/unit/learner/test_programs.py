@@ -7,7 +7,7 @@ import pytest
 from forebay.errors import ConfigError
 from forebay.learner.programs import Compiled, TrainPrograms, log_compiled
 from forebay.learner.train_step import snapshot
-from forebay.models.settings import MeshSettings
+from forebay.models.settings import ComputeSettings, MeshSettings
 from forebay.models.sharding import make_mesh
 from forebay.objectives import ObjectiveSettings
 from forebay.objectives.build import build_objective
@@ -30,6 +30,19 @@ def test_rows_that_the_mesh_cannot_split_are_refused() -> None:
     built = TrainPrograms(tiny.CONFIG, mesh, training.OPTIMIZER, build_objective(ObjectiveSettings()))
     with pytest.raises(ConfigError, match=r"6 rows x 24 tokens .* multiple of data x fsdp x expert = 4"):
         built.warm_up([(6, 24)])
+
+
+@pytest.mark.parametrize("kind", ["splash", "fused"])
+def test_attention_that_the_devices_cannot_run_is_refused_before_anything_is_compiled(kind: str) -> None:
+    compute = ComputeSettings.model_validate({"attention": kind})
+    with pytest.raises(ConfigError, match=rf'compute\.attention="{kind}" .*\(got cpu, limit .pu'):
+        TrainPrograms(
+            tiny.CONFIG,
+            make_mesh(MeshSettings()),
+            training.OPTIMIZER,
+            build_objective(ObjectiveSettings()),
+            compute,
+        )
 
 
 def test_programs_are_named_and_compiled_once() -> None:

@@ -59,6 +59,25 @@ def test_an_error_surfaces_at_the_next_look_at_the_next_version_and_at_the_end()
     publisher.close()
 
 
+def test_an_error_surfaces_though_a_later_version_was_published() -> None:
+    busy, free = threading.Event(), threading.Event()
+
+    def publish(version: PolicyVersion, params: object) -> None:
+        if version == v(1):
+            busy.set()
+            assert free.wait(30)
+            raise WeightsError("the disk is full")
+
+    publisher = Publisher(publish)
+    publisher.submit(v(1), None)
+    assert busy.wait(30)
+    publisher.submit(v(2), None)
+    free.set()
+    with pytest.raises(WeightsError):
+        publisher.flush()
+    publisher.close()
+
+
 def test_the_thread_settles_before_it_publishes() -> None:
     order: list[str] = []
     publisher = Publisher(lambda *_: order.append("published"), lambda: order.append("settled"))

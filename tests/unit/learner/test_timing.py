@@ -35,7 +35,7 @@ def pack(groups, now, forks, packing):  # type: ignore[no-untyped-def]
 
 
 def test_a_made_up_batch_has_the_tokens_that_were_asked_for() -> None:
-    batch = made_up_batch(pack, LENGTHS, 3)
+    batch = made_up_batch(pack, LENGTHS, 3, 50)
     assert [len(group.trajectories) for group in batch.groups] == [3, 3]
     assert [t.num_action_tokens for t in batch.groups[0].trajectories] == [4, 3, 6]  # one is the prompt
     (update,) = batch.updates
@@ -46,10 +46,21 @@ def test_a_made_up_batch_has_the_tokens_that_were_asked_for() -> None:
     assert advantages.min() < 0.0 < advantages.max()
 
 
+def test_made_up_tokens_differ_and_are_the_same_every_time() -> None:
+    first, again = (made_up_batch(pack, LENGTHS, 3, 50) for _ in range(2))
+    tokens, same = (
+        np.concatenate([t.sequences[0].tokens for group in batch.groups for t in group.trajectories])
+        for batch in (first, again)
+    )
+    assert len(set(tokens.tolist())) > 20
+    assert (tokens >= 0).all() and (tokens < 50).all()
+    np.testing.assert_array_equal(tokens, same)
+
+
 def test_steps_and_programs_are_timed_on_the_runs_own_loop() -> None:
     programs = training.programs()
     timer = StepTimer(programs, tiny.params(), (), LearnerSettings())
-    batch = made_up_batch(pack, LENGTHS, 3)
+    batch = made_up_batch(pack, LENGTHS, 3, tiny.CONFIG.num_real_tokens)
     timed = [timer.train(batch) for _ in range(2)]
     assert all(one.step_s > 0.0 and one.overhead_s > 0.0 for one in timed)
     assert len(timer.bucket_s(BUCKET, 6, 0.0)) == len(timer.apply_s(0.0)) == 3

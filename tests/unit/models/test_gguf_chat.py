@@ -64,14 +64,38 @@ def test_a_text_begins_with_bos_for_others_where_the_model_wants_it(tmp_path: Pa
     assert source_chat(path).encode("he").tolist() == [33]
 
 
+def test_sentencepiece_vocabularies_are_read(tmp_path: Path) -> None:
+    spm = json.loads((gguf_files.GOLDEN.parent / "gguf_tokenizers.json").read_text())["spm"]
+    changes: dict[str, Any] = {
+        "tokenizer__ggml__model": "llama",
+        "tokenizer__ggml__tokens": spm["tokens"],
+        "tokenizer__ggml__scores": spm["scores"],
+        "tokenizer__ggml__token_type": spm["kinds"],
+        "tokenizer__chat_template": "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}",
+    }
+    changes |= {f"tokenizer__ggml__{name}_token_id": None for name in ("bos", "eos", "padding")}
+    path = write(tmp_path, **changes)
+    chat = source_chat(path)
+    # What llama.cpp takes where the file does not say: 1 begins, 2 ends, and a space comes first.
+    assert (chat.stop_tokens, chat.closing) == ((2,), "</s>")
+    tokenizer = Tokenizer.from_str(tokenizer_files(read_gguf(path))["tokenizer.json"].decode())
+    assert tokenizer.encode("the").tokens == ["<s>", "\u2581the"]
+    assert chat.decode(chat.encode("the store")) == "the store"
+    bare = {"tokenizer__ggml__add_space_prefix": False, "tokenizer__ggml__add_bos_token": False}
+    files = tokenizer_files(read_gguf(write(tmp_path, **changes, **bare)))
+    tokens = Tokenizer.from_str(files["tokenizer.json"].decode()).encode("the").tokens
+    assert "".join(tokens) == "the"
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         (
-            {"tokenizer__ggml__model": "llama"},
-            "unsupported tokenizer.ggml.model in .*got 'llama', limit 'gpt2'",
+            {"tokenizer__ggml__model": "bert"},
+            "unsupported tokenizer.ggml.model in .*got 'bert', limit 'gpt2', 'llama'",
         ),
-        ({"tokenizer__ggml__pre": "qwen2"}, "unsupported pre-tokenizer .*got 'qwen2', limit 'smollm'"),
+        ({"tokenizer__ggml__model": "llama"}, "no list of numbers tokenizer.ggml.scores"),
+        ({"tokenizer__ggml__pre": "falcon"}, "unsupported pre-tokenizer .*got 'falcon', limit 'smollm'"),
         ({"tokenizer__ggml__pre": None}, "unsupported pre-tokenizer .*got ''"),
         ({"tokenizer__ggml__tokens": None}, "no list of texts tokenizer.ggml.tokens"),
         ({"tokenizer__ggml__merges": [1, 2]}, "no list of texts tokenizer.ggml.merges"),

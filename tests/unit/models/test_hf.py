@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from forebay.errors import ModelError
-from forebay.models.hf import from_hf_tensors, hf_shapes, text_names, to_hf_tensors
+from forebay.models.config import ModelConfig
+from forebay.models.hf import from_hf_tensors, hf_shapes, text_names, to_hf_tensors, without_padding
 from tests.unit.models import tiny
 
 UNTIED = dataclasses.replace(tiny.CONFIG, tie_word_embeddings=False)
@@ -35,6 +36,19 @@ def test_linear_maps_are_transposed_and_split_into_heads() -> None:
     # head 2, channel 3 is output row 2 * 4 + 3 of q_proj and input column 11 of o_proj
     np.testing.assert_array_equal(layers["q_proj"][1, :, 2, 3], q_proj[11])
     np.testing.assert_array_equal(layers["o_proj"][1, 2, 3], o_proj[:, 11])
+
+
+@pytest.mark.parametrize("config", [UNTIED, tiny.CONFIG], ids=["untied", "tied"])
+def test_without_padding_a_model_is_of_its_tokens_alone(config: ModelConfig) -> None:
+    original = tensors()
+    if config.tie_word_embeddings:
+        del original["lm_head.weight"]
+    cut, smaller = without_padding(original, config)
+    assert (smaller.vocab_size, smaller.num_real_tokens) == (37, 37)
+    assert "num_real_tokens" not in smaller.to_hf()
+    assert {name: tensor.shape for name, tensor in cut.items()} == hf_shapes(smaller)
+    for name, tensor in cut.items():
+        np.testing.assert_array_equal(tensor, original[name][: len(tensor)])
 
 
 def test_a_tied_model_leaves_out_a_copy_of_its_head() -> None:

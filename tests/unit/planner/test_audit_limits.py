@@ -111,3 +111,18 @@ def test_a_mean_of_one_measurement_has_no_bound() -> None:
     assert mean_of(constant(2.0)).high == float("inf")
     # Deviation of 1 and 3 is 1; (1.96 + 2.4) / sqrt(1) either side.
     assert mean_of(sampled([1.0, 3.0])).high == pytest.approx(2.0 + 4.36)
+
+
+def test_a_batch_that_trains_nothing_is_limited_by_no_generator() -> None:
+    found = measured(60.0)
+    assert found.learner is not None and found.generator is not None
+    level = replace(found.learner.levels[0], tokens=0)
+    idle = replace(
+        found,
+        learner=replace(found.learner, levels=(level,)),
+        generator=replace(found.generator, traffic={}),
+    )
+    assert [one.part for one in limits_of(idle)] == [
+        one.part for one in limits_of(found) if one.part != "generator"
+    ]
+    assert "0 tokens/s must be sampled" in limit_sentences(idle)[0]

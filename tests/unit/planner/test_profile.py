@@ -65,6 +65,10 @@ def test_a_missing_part_is_named() -> None:
         )
 
 
+NO_TIME = {"num_samples": 1, "mean": 0.0, "values": [0.0]}
+PACKED = {"slots": 64, "step_s": {"num_samples": 1, "mean": 1.0, "values": [1.0]}}
+
+
 def _change(tree: dict[str, Any], path: str, value: Any) -> None:
     *parents, last = path.split("/")
     for name in parents:
@@ -85,6 +89,9 @@ def _change(tree: dict[str, Any], path: str, value: Any) -> None:
         ("learner/overhead_s/values", [-1.0], "at least 0"),
         ("generator/levels", [], "generator.levels must be at least one"),
         ("learner/full_tokens_per_s", -5.0, "full_tokens_per_s is not a finite number of at least 0"),
+        ("learner/packed", [PACKED] * 2, r"learner\.packed must be at least one, by ascending load"),
+        ("learner/packed", [PACKED | {"step_s": NO_TIME}], "packed has a step that takes no time"),
+        ("learner/buckets", [{"rows": 0, "length": 64, "call_s": NO_TIME}], "a shape without room"),
     ],
 )
 def test_what_cannot_have_been_measured_is_refused(

@@ -7,10 +7,10 @@ import random
 import msgspec
 import pytest
 
-from forebay.planner.distribution import constant, sampled
+from forebay.planner.distribution import Distribution, constant, sampled
 from forebay.planner.profile import EnvironmentLevel, EnvironmentProfile, Traffic
 from forebay.planner.scenario import Scenario
-from forebay.planner.services import EnvironmentTimes, places_of
+from forebay.planner.services import EnvironmentTimes, places_of, prompts_of
 from forebay.planner.simulation import simulate
 from tests.unit.planner.profiles import environment, profile
 
@@ -66,18 +66,39 @@ def test_without_a_knee_steps_slow_down_as_they_were_measured_to() -> None:
     assert times(undisturbed).step_s(final=False, live=64) == pytest.approx(1.0)
 
 
-def test_what_the_model_itself_asked_comes_first() -> None:
-    one = constant(1.0)
+def asked(**changed: Distribution) -> Traffic:
+    """Return what episodes of 2 or 6 turns ask: prompts from 12 tokens on, 100 in all, 28 sampled."""
     traffic = Traffic(
         num_episodes=4,
         turns=sampled([2.0, 6.0]),
-        prompt_tokens=one,
-        computed_tokens=one,
+        prompt_tokens=sampled([12.0, 20.0, 60.0]),
+        computed_tokens=constant(1.0),
         sampled_tokens=constant(7.0),
-        episode_tokens=one,
-        action_tokens=one,
-        trajectory_bytes=one,
+        episode_tokens=constant(100.0),
+        action_tokens=constant(28.0),
+        trajectory_bytes=constant(1.0),
     )
-    found = times(environment(), traffic)
+    return msgspec.structs.replace(traffic, **changed)
+
+
+def test_what_the_model_itself_asked_comes_first() -> None:
+    found = times(environment(), asked())
     assert (found.mean_turns, found.mean_tokens, found.tokens()) == (4.0, 7.0, 7.0)
     assert (times(environment()).mean_turns, times(environment()).mean_tokens) == (3.0, 10.0)
+
+
+def test_lengths_are_those_of_prompts_and_of_what_comes_between_calls() -> None:
+    told = asked(first_prompt_tokens=constant(15.0), observed_tokens=constant(4.0), turns=constant(3.0))
+    found = times(environment(), told)
+    assert found.tells_lengths
+    assert [found.prompt_tokens(call) for call in range(3)] == [15.0, 4.0, 4.0]
+    assert found.length() == 15 + 2 * 4 + 3 * 7
+    assert not times(environment()).tells_lengths and times(environment()).prompt_tokens(0) == 0.0
+
+
+def test_lengths_that_were_not_told_apart_are_right_on_the_average() -> None:
+    """72 tokens were not sampled: 12 of the first prompt, the rest before 3 later calls, on the average."""
+    first, between = prompts_of(asked())
+    assert (first.mean, between.mean) == (12.0, 20.0)
+    first, between = prompts_of(asked(turns=constant(1.0)))
+    assert (first.mean, between.mean) == (72.0, 0.0)

@@ -61,6 +61,9 @@ def test_what_episodes_asked_is_told_by_environment() -> None:
         assert traffic.computed_tokens.values == (4.0, 10.0)
         assert traffic.sampled_tokens.values == (3.0, 5.0)
         assert (traffic.episode_tokens.mean, traffic.action_tokens.mean) == (100.0, 100.0)
+        assert traffic.first_prompt_tokens is not None and traffic.observed_tokens is not None
+        assert traffic.first_prompt_tokens.values == (8.0,)
+        assert traffic.observed_tokens.values == (0.0,)  # everything in it was sampled
         assert traffic.trajectory_bytes.mean == len(encode(played["a"]))
         assert [[one.request_id for one in each] for each in recorder.conversations(["a"])] == [
             ["a.0", "a.1"]

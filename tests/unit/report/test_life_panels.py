@@ -54,7 +54,7 @@ def row(table: Table, name: str) -> list[str]:
 
 def test_the_table_has_a_column_for_each_environment_and_adds_up(recorded) -> None:
     table = tables([recorded], "Share of the life")
-    assert table.headers == ("stage", "all", "code", "search")
+    assert table.headers == ("stage", "all environments", "code", "search")
     assert row(table, "environment: steps") == ["34.3 % · 18 s"] * 3
     assert row(table, "waiting for an actor")[0] == "6.7 % · 3.50 s"
     assert row(table, "residual") == ["0.0 % · 0 s"] * 3
@@ -62,6 +62,16 @@ def test_the_table_has_a_column_for_each_environment_and_adds_up(recorded) -> No
     assert row(table, "recorded")[0] == "24 tokens of 6 trajectories"
     shares = [cells[1].share for cells in table.rows if cells[1].share is not None]
     assert sum(shares[:-1]) == pytest.approx(1.0)
+
+
+def test_an_environment_may_be_called_all(tmp_path) -> None:
+    run = make_run(tmp_path / "run", [line(30.0, 10.0, **new_values("all"))])
+    write_lives(run, environments=("all", "code", "code"))
+    table = tables([load_run(run)], "Share of the life")
+    assert table.headers == ("stage", "all environments", "all", "code")
+    assert row(table, "recorded") == [
+        "36 tokens of 9 trajectories", "12 tokens of 3 trajectories", "24 tokens of 6 trajectories"
+    ]  # fmt: skip
 
 
 def test_percentiles_are_there_for_tokens_and_for_trajectories(recorded) -> None:

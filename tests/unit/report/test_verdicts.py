@@ -44,6 +44,15 @@ def test_environments_of_older_runs_come_from_the_actors_logs(tmp_path) -> None:
     assert (found.max_turns, found.episode_timeout_s) == (4, 15.0)
 
 
+def test_where_actors_find_their_number_the_limit_is_what_they_may_come_to(tmp_path) -> None:
+    actors = {"processes": 2, "episodes_per_process": "auto", "max_episodes_per_process": 700}
+    limits = limits_of(load_run(make_run(tmp_path / "run", config=CONFIG | {"actors": actors})))
+    assert (limits.actor_processes, limits.episodes_per_process) == (2, 700)
+    assert limits.episodes_setting == "actors.max_episodes_per_process"
+    fixed = limits_of(load_run(make_run(tmp_path / "fixed")))
+    assert (fixed.episodes_per_process, fixed.episodes_setting) == (32, "actors.episodes_per_process")
+
+
 def test_limits_come_from_the_stored_configuration(tmp_path) -> None:
     limits = limits_of(load_run(make_run(tmp_path / "run")))
     assert (limits.groups, limits.group_size, limits.credit, limits.credit_is_set) == (4, 4, 5, False)

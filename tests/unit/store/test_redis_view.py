@@ -178,3 +178,9 @@ def test_an_audit_names_each_contradiction(store: Store, client: Any, tamper: An
     assert store.audit() == ()
     tamper(client)
     assert any(problem.startswith(said) for problem in store.audit()), store.audit()
+
+
+def test_a_group_without_a_free_member_among_those_to_claim_is_named(store: Store, client: Any) -> None:
+    client.zadd(f"{PREFIX}claimable", {"g1": 1})
+    with pytest.raises(DamagedError, match="a group without a free member: g1"):
+        store.claim(1, ttl_s=10.0, actor="actor", version=FIRST)

@@ -5,9 +5,10 @@ import pytest
 from forebay.telemetry.dominance import dominant_of, life_sentence
 from forebay.telemetry.life_log import LifeTable
 from forebay.telemetry.life_table import Weighed, tabulate
+from forebay.telemetry.residence import STAGES, Stage
 from forebay.telemetry.verdict import judge
 from tests.unit.telemetry.lives import lived
-from tests.unit.telemetry.test_verdict import window
+from tests.unit.telemetry.test_verdict import limited, window
 
 
 def table(*lives: Weighed) -> LifeTable:
@@ -56,6 +57,23 @@ def test_advice_to_a_starved_learner_follows_what_it_waited_for(stage, waits, wo
 ])  # fmt: skip
 def test_a_fed_learner_is_told_what_would_make_tokens_fresher(stage, words) -> None:
     assert words in life_sentence(of(**{stage: 70.0}), window())
+
+
+def test_actors_that_find_their_number_are_given_room_and_not_a_number() -> None:
+    limits = limited(episodes_setting="actors.max_episodes_per_process")
+    starved = window(50.0, 50.0, waits={"actors": 9.0}, limits=limits)
+    assert "raise actors.max_episodes_per_process or actors.processes" in life_sentence(
+        of(admission=70.0), starved
+    )
+
+
+@pytest.mark.parametrize("starved", [0.0, 50.0])
+@pytest.mark.parametrize("stage", STAGES)
+def test_there_is_something_to_say_of_every_stage(stage: Stage, starved: float) -> None:
+    sentence = life_sentence(of(**{stage: 100.0}), window(100.0 - starved, starved))
+    where, _, advice = sentence.partition(": ")
+    assert where.startswith("100 % of a token's life of 100 s is spent ")
+    assert len(advice) > 10 and "{" not in advice
 
 
 def test_every_verdict_carries_the_sentence() -> None:

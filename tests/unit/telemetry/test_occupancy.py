@@ -18,13 +18,17 @@ def test_looks_add_up_and_are_forgotten_once_told() -> None:
     assert sampler.drain() == {}
 
 
-def test_a_store_that_does_not_answer_costs_the_look() -> None:
+def test_a_store_that_does_not_answer_costs_the_look_and_is_told_of(caplog) -> None:
     def look():
         raise StoreError("away")
 
     sampler = OccupancySampler(look)
     sampler.sample()
-    assert (sampler.drain(), sampler.num_failed) == ({}, 1)
+    sampler.sample()
+    assert (sampler.drain(), sampler.num_failed) == ({}, 2)
+    assert caplog.text == ""
+    sampler.close()
+    assert "2 looks at the queues were not answered" in caplog.text
 
 
 def test_the_thread_looks_until_it_is_closed() -> None:

@@ -92,6 +92,19 @@ def test_episodes_in_flight_are_divided_among_the_actor_processes() -> None:
     assert verdict.settings["actors.episodes_per_process"] == 42.0  # 124 / 3
 
 
+def test_actors_that_find_their_number_are_proposed_more_room_and_no_fixed_number() -> None:
+    verdict = judge(
+        window(
+            62.0,
+            38.0,
+            life_s={"environment": 6.0},
+            limits=limited(episodes_setting="actors.max_episodes_per_process"),
+        )
+    )
+    assert verdict.settings["actors.max_episodes_per_process"] == 124.0
+    assert "actors.episodes_per_process" not in verdict.settings
+
+
 def test_a_synchronous_learner_is_told_how_much_staleness_it_needs() -> None:
     sync = limited(max_staleness=0, credit=1, credit_is_set=True, episodes_per_process=640)
     verdict = judge(window(20.0, 80.0, limits=sync, life_s={"environment": 3.0}))

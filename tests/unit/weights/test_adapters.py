@@ -99,8 +99,12 @@ def test_who_opens_files_by_itself_is_told_to_ask_for_whole_weights(publisher: W
         {A: adapters(1.0)[A]},
         {A: np.zeros((1, 5), np.float32), B: adapters(1.0)[B]},
         {A.replace("q_proj", "k_proj"): adapters(1.0)[A], B.replace("q_proj", "k_proj"): adapters(1.0)[B]},
+        {A: np.zeros((2, 2), np.float32), B: adapters(1.0)[B]},
+        {B: adapters(1.0)[B]},
+        {A: np.zeros(2, np.float32), B: adapters(1.0)[B]},
+        adapters(1.0) | {"base_model.model.lm_head.weight": np.zeros((3, 2), np.float32)},
     ],
-    ids=["no B", "another width", "no such weight"],
+    ids=["no B", "another width", "no such weight", "another rank", "no A", "no matrix", "no adapter"],
 )
 def test_an_adapter_that_fits_nothing_is_refused(wrong: Tensors) -> None:
     with pytest.raises(WeightsError, match="does not fit the published model"):

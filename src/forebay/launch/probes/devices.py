@@ -9,7 +9,9 @@ from typing import IO
 
 import msgspec
 
+from forebay.errors import ConfigError
 from forebay.launch.probes.finding import Finding
+from forebay.models.platforms import check_attention
 
 LIMIT_S = 12.0
 _KILL_S = 1.0
@@ -23,7 +25,8 @@ devices = jax.devices()
 print("compiling a small program", flush=True)
 total = float(jax.jit(lambda x: (x @ x).sum())(jnp.ones((8, 8))))
 seen = {"version": jax.__version__, "backend": jax.default_backend(), "count": len(devices),
-        "kind": devices[0].device_kind, "total": total}
+        "kind": devices[0].device_kind, "total": total,
+        "capability": getattr(devices[0], "compute_capability", None)}
 print(json.dumps(seen), flush=True)
 """
 _EXPECTED = 512.0
@@ -38,6 +41,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         count: Devices.
         kind: Of the first device.
         total: Sum of an 8 x 8 product of ones; 512 if arithmetic works.
+        capability: Compute capability of the first device, if it is a GPU.
     """
 
     version: str
@@ -45,13 +49,25 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     kind: str
     total: float
+    capability: str | None = None
 
 
-def look_at_devices(num_needed: int = 1, limit_s: float = LIMIT_S) -> list[Finding]:
+def look_at_devices(num_needed: int = 1, attention: str = "auto", limit_s: float = LIMIT_S) -> list[Finding]:
     """Import JAX, list its devices, and run a compiled product on the first.
 
     Args:
         num_needed: Devices that the configured mesh has.
+        attention: Kind of attention that the first must run.
+        limit_s: Longest time for all of it, seconds.
+    """
+    seen = ask_devices(limit_s)
+    return [seen if isinstance(seen, Finding) else judge(seen, num_needed, attention)]
+
+
+def ask_devices(limit_s: float = LIMIT_S) -> Seen | Finding:
+    """Return what JAX reports, or what it failed at.
+
+    Args:
         limit_s: Longest time for all of it, seconds.
     """
     # Of a GPU only what the product needs: a run may hold the rest.
@@ -69,15 +85,15 @@ def look_at_devices(num_needed: int = 1, limit_s: float = LIMIT_S) -> list[Findi
         out, err = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired as expired:
         _end(process)
-        return [_hanging(_stage(expired.stdout), limit_s)]
+        return _hanging(_stage(expired.stdout), limit_s)
     if process.returncode:
         shown = " ".join(err.strip().splitlines()[-1:])
         remedy = "pip install 'forebay[learner]' (or cuda, or tpu), or choose another: JAX_PLATFORMS=cpu"
-        return [Finding("devices", "bad", f"jax failed while {_stage(out)}: {shown}", remedy)]
-    return [judge(msgspec.json.decode(out.splitlines()[-1], type=Seen), num_needed)]
+        return Finding("devices", "bad", f"jax failed while {_stage(out)}: {shown}", remedy)
+    return msgspec.json.decode(out.splitlines()[-1], type=Seen)
 
 
-def judge(seen: Seen, num_needed: int) -> Finding:
+def judge(seen: Seen, num_needed: int, attention: str = "auto") -> Finding:
     """Compare what JAX reported with what a run needs."""
     text = f"{seen.count} {seen.kind} ({seen.backend}), jax {seen.version}"
     if seen.total != _EXPECTED:
@@ -85,6 +101,10 @@ def judge(seen: Seen, num_needed: int) -> Finding:
     if seen.count < num_needed:
         remedy = "Lower mesh.data, mesh.fsdp or mesh.tensor: their product is the number of devices."
         return Finding("devices", "bad", f"{text}, but the mesh has {num_needed}", remedy)
+    try:
+        check_attention(attention, seen.backend, seen.capability)
+    except ConfigError as error:
+        return Finding("devices", "bad", f"{text}: {error.what}", error.remedy or "")
     return Finding("devices", "ok", f"{text}, a compiled product runs")
 
 

@@ -19,16 +19,15 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from forebay.learner.fit.chips import Topology, parse_topology
-from forebay.learner.fit.estimates import read_estimate
+from forebay.learner.fit.estimates import Rates, read_estimate
 from forebay.learner.fit.hlo import read_collectives
 from forebay.learner.fit.jobs import Failure, Job, Message, Phase, Program, Sent
 from forebay.learner.optimizer import OptimizerSettings
 from forebay.learner.programs import TrainPrograms
 from forebay.models.config import ModelConfig
 from forebay.models.decode import decode_params, decode_step, init_cache
-from forebay.models.layout import parameters_of, place
 from forebay.models.mesh_axes import MESH_AXIS_NAMES
-from forebay.models.params import Params
+from forebay.models.params import abstract_params
 from forebay.models.settings import ComputeSettings, MeshSettings
 from forebay.models.sharding import make_mesh
 from forebay.objectives.build import build_objective
@@ -102,9 +101,7 @@ def _lower(name: str, job: Job, config: ModelConfig, topology: Topology, devices
 
 def _lower_decode(job: Job, config: ModelConfig, device: Any) -> Any:
     """Lower the generator's step for all slots, on one device."""
-    whole: Params = {}
-    for parameter in parameters_of(config):
-        place(whole, parameter, jax.ShapeDtypeStruct(parameter.stacked_shape(config), jnp.bfloat16))
+    whole = abstract_params(config, jnp.bfloat16)
     params = jax.eval_shape(functools.partial(decode_params, dtype=jnp.bfloat16), whole)
     cache = jax.eval_shape(lambda: init_cache(config, job.num_slots, job.length, jnp.bfloat16))
     slots = jax.ShapeDtypeStruct((job.num_slots,), jnp.int32)
@@ -130,7 +127,9 @@ def describe(name: str, compiled: Any, job: Job, compile_s: float) -> Program:
         compile_s: Seconds that it took.
     """
     memory, text = compiled.memory_analysis(), _text_of(compiled)
-    estimate = read_estimate(text or "")
+    chips = parse_topology(job.topology)
+    rates = Rates(chips.flops_per_s, chips.memory_bytes_per_s)
+    estimate = read_estimate(text or "", rates, job.exchange_rounds)
     return Program(
         name=name,
         compile_s=compile_s,
@@ -141,7 +140,7 @@ def describe(name: str, compiled: Any, job: Job, compile_s: float) -> Program:
         code_bytes=memory.generated_code_size_in_bytes,
         collectives=None if text is None else _collectives(text, job),
         cycles=estimate.cycles,
-        kernel_flops=estimate.kernel_flops,
+        kernel_s=estimate.kernel_s,
     )
 
 
@@ -159,7 +158,8 @@ def _text_of(compiled: Any) -> str | None:
 
 def _collectives(text: str, job: Job) -> tuple[Sent, ...]:
     sizes = {axis: job.mesh.get(axis, 1) for axis in MESH_AXIS_NAMES}
-    return tuple(Sent(one.axis, one.kind, one.count, one.bytes) for one in read_collectives(text, sizes))
+    found = read_collectives(text, sizes, job.exchange_rounds)
+    return tuple(Sent(one.axis, one.kind, one.count, one.bytes) for one in found)
 
 
 if __name__ == "__main__":

@@ -49,21 +49,23 @@ class _Found:
     bytes: int
 
 
-def read_collectives(text: str, mesh_sizes: Mapping[str, int]) -> tuple[Collective, ...]:
+def read_collectives(
+    text: str, mesh_sizes: Mapping[str, int], unknown_trips: int = 1
+) -> tuple[Collective, ...]:
     """Return the collectives that a program runs, by kind and mesh axis.
 
     Args:
         text: The compiled program.
         mesh_sizes: Sizes of the mesh axes, in the order of the mesh: device ids in the text count in it.
+        unknown_trips: Trips of a loop where the text does not say: those of an exchange between experts.
 
     Returns:
-        Counts and bytes that one device sends, loops multiplied by their trips. A loop whose number of trips
-        the text does not say counts once.
+        Counts and bytes that one device sends, loops multiplied by their trips.
     """
     computations, entry = split_program(text)
     counts: Counter[tuple[str, str]] = Counter()
     sent: Counter[tuple[str, str]] = Counter()
-    for found, times in _walk(entry, computations, 1):
+    for found, times in _walk(entry, computations, 1, unknown_trips):
         if len(found.group) < 2:
             continue
         key = _axes_of(found.group, mesh_sizes), found.kind
@@ -89,14 +91,16 @@ def split_program(text: str) -> tuple[dict[str, list[str]], str]:
     return computations, entry
 
 
-def _walk(name: str, computations: Mapping[str, Sequence[str]], times: int) -> Iterator[tuple[_Found, int]]:
+def _walk(
+    name: str, computations: Mapping[str, Sequence[str]], times: int, unknown_trips: int
+) -> Iterator[tuple[_Found, int]]:
     """Yield what a computation runs, itself or by calling others, and how often."""
     pieces: set[tuple[str, str]] = set()
     for line in computations.get(name, ()):
-        loop = loop_of(line, computations)
+        loop = loop_of(line, computations, unknown_trips)
         found = _collective(line)
         if loop is not None:
-            yield from _walk(loop[0], computations, times * loop[1])
+            yield from _walk(loop[0], computations, times * loop[1], unknown_trips)
         elif found is not None:
             yield found, times
         elif " fusion(" in line:
@@ -107,7 +111,7 @@ def _walk(name: str, computations: Mapping[str, Sequence[str]], times: int) -> I
                     yield fused, times
         else:
             for called in called_by(line):
-                yield from _walk(called, computations, times)
+                yield from _walk(called, computations, times, unknown_trips)
 
 
 def _fused(line: str, computations: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
@@ -119,10 +123,12 @@ def _fused(line: str, computations: Mapping[str, Sequence[str]]) -> Iterator[tup
                 yield from _fused(piece, computations)
 
 
-def loop_of(line: str, computations: Mapping[str, Sequence[str]]) -> tuple[str, int] | None:
+def loop_of(
+    line: str, computations: Mapping[str, Sequence[str]], unknown_trips: int
+) -> tuple[str, int] | None:
     """Return which computation a loop repeats, and how often; None if the line is no loop."""
     loop = _LOOP.search(line)
-    return None if loop is None else (loop[2], _trips(line, computations.get(loop[1], ())))
+    return None if loop is None else (loop[2], _trips(line, computations.get(loop[1], ()), unknown_trips))
 
 
 def called_by(line: str) -> list[str]:
@@ -134,7 +140,7 @@ def called_by(line: str) -> list[str]:
     return names + _CALLS.findall(line)
 
 
-def _trips(loop: str, condition: Sequence[str]) -> int:
+def _trips(loop: str, condition: Sequence[str], unknown: int) -> int:
     """Return how often a loop runs: what the compiler says, else the bound that its counter stays below."""
     known = _TRIPS.search(loop)
     if known is not None:
@@ -144,8 +150,8 @@ def _trips(loop: str, condition: Sequence[str]) -> int:
         less = _LESS.match(line)
         if less is not None:
             bounds = [int(constants[name]) for name in _OPERAND.findall(less[1]) if name in constants]
-            return bounds[0] if bounds else 1
-    return 1
+            return bounds[0] if bounds else unknown
+    return unknown
 
 
 def _collective(line: str, *, scatters: bool = False) -> _Found | None:

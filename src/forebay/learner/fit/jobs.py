@@ -24,6 +24,7 @@ class Job(msgspec.Struct, frozen=True):
         length: Tokens of a row; of a slot's cache when decoding.
         remat: What the backward pass recomputes.
         num_slots: Sequences that are decoded at the same time.
+        exchange_rounds: Trips of a loop that an exchange between experts takes as many of as it needs.
     """
 
     model: dict[str, Any]
@@ -34,6 +35,7 @@ class Job(msgspec.Struct, frozen=True):
     length: int
     remat: str
     num_slots: int = 1
+    exchange_rounds: int = 1
 
     def only(self, program: str) -> Job:
         """Return what one of the programs depends on: the optimizer's, for example, on no rows.
@@ -45,7 +47,7 @@ class Job(msgspec.Struct, frozen=True):
         """
         if program == "accumulate":
             return msgspec.structs.replace(self, programs=(program,), num_slots=1)
-        alone = msgspec.structs.replace(self, programs=(program,), rows=0, remat="")
+        alone = msgspec.structs.replace(self, programs=(program,), rows=0, remat="", exchange_rounds=1)
         if program == "decode":
             return msgspec.structs.replace(alone, mesh={})
         return msgspec.structs.replace(alone, length=0, num_slots=1)
@@ -81,7 +83,7 @@ class Program(msgspec.Struct, frozen=True, tag="program"):
         refusal: Why the compiler refused; the numbers are 0 then.
         cycles: What the compiler thinks that its operations take, one after the other, loops included; the
             network and kernels written by hand are not in it. 0 if the text does not say.
-        kernel_flops: Floating-point operations that kernels written by hand say they do.
+        kernel_s: Seconds that kernels written by hand take at the least, by what they say they do.
     """
 
     name: str
@@ -94,7 +96,7 @@ class Program(msgspec.Struct, frozen=True, tag="program"):
     collectives: tuple[Sent, ...] | None = ()
     refusal: str | None = None
     cycles: int = 0
-    kernel_flops: int = 0
+    kernel_s: float = 0.0
 
     @property
     def peak_bytes(self) -> int:

@@ -28,6 +28,11 @@ _SCORES: Final = 4
 # Bytes that a compiler allots for each byte of temporaries that lives at the fullest moment. libtpu 0.0.42.1
 # allots 90.1 GiB to a step of Llama-3-70B on 64 chips; by its own text 70.6 GiB live at once.
 _HOLES: Final = 1.3
+# Rows of experts alive at the fullest moment of a block's backward pass, as a mixture's kernels leave them:
+# along the residual width (what came in, what is sent back, and both parts of its gradient), and along the
+# width of an expert (both products, what they make, and their gradients).
+_EXPERT_ROWS: Final = 5
+_EXPERT_WIDE_ROWS: Final = 6
 # What a block gathers over `tensor` for its backward pass: the inputs of attention and of the feed-forward
 # layer, and the gradients of their outputs.
 _GATHERED_STREAMS: Final = 4
@@ -124,11 +129,17 @@ def _saved_of_block(config: ModelConfig, plan: Plan, remat: Remat) -> int:
     if remat == "full":
         return _COMPUTE * stream
     heads, width = _local_widths(config, plan)
-    # A token goes to its experts once for each.
-    copies = 0 if config.experts is None else config.experts.per_token * config.hidden_size
+    copies = 0
+    if config.experts is not None:
+        # A token goes to its experts once for each; of what is exchanged nothing is kept.
+        is_here = plan.mesh.expert == 1
+        width, copies = width * is_here, config.experts.per_token * config.hidden_size * is_here
     products = plan.shard_tokens * (heads + 2 * width + copies) + 2 * stream
     if remat == "dots":
         return int(_COMPUTE * (stream + products))
+    if remat == "elementwise":
+        mixed = plan.shard_tokens * config.num_heads * config.head_size / plan.mesh.tensor
+        return int(_COMPUTE * (stream + products + mixed))
     # Also norms, rotated heads, what attention mixed, the activation and its product.
     return int(_COMPUTE * (stream + 2 * products))
 
@@ -154,9 +165,19 @@ def _momentary(config: ModelConfig, plan: Plan, compute: ComputeSettings, own: i
     # The gradient so far, before it is added, and the weights in the compute type; two blocks gathered, the
     # one at work and the next; and a gradient that is not scattered yet.
     of_block = (_MASTER + _COMPUTE) * own + (2 * _COMPUTE + _MASTER) * block
-    of_block += _saved_of_block(config, plan, "none") + _COMPUTE * streams
+    of_block += _saved_of_block(config, plan, "none") + _COMPUTE * streams + _of_experts(config, plan)
     chunk = min(compute.loss_chunk_tokens, plan.shard_tokens)
     head = whole.get("lm_head", whole["embedding"])
     of_loss = (_COMPUTE + _MASTER) * head + 3 * _SCORES * chunk * config.vocab_size // plan.mesh.tensor
     of_loss += 2 * _COMPUTE * plan.shard_tokens * config.hidden_size
     return max(of_block, of_loss)
+
+
+def _of_experts(config: ModelConfig, plan: Plan) -> int:
+    """Return bytes of what a block's experts work on, where they are split over a mesh axis."""
+    experts = config.experts
+    if experts is None or plan.mesh.expert == 1:
+        return 0
+    rows = experts.round_rows(plan.shard_tokens, plan.mesh.expert) * plan.mesh.expert
+    width = _EXPERT_ROWS * config.hidden_size + _EXPERT_WIDE_ROWS * experts.width // plan.mesh.tensor
+    return _COMPUTE * rows * width

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from forebay.errors import ConfigError
 from forebay.models.config import ModelConfig
@@ -12,8 +12,8 @@ from forebay.models.layout import axis_sizes
 from forebay.models.mesh_axes import PARAMETER_AXES
 from forebay.models.settings import MeshSettings
 
-Remat = Literal["none", "dots", "full"]
-REMATS: Final[tuple[Remat, ...]] = ("none", "dots", "full")
+Remat = Literal["none", "elementwise", "dots", "full"]
+REMATS: Final[tuple[Remat, ...]] = get_args(Remat)
 AXES: Final = tuple(MeshSettings.model_fields)
 
 

@@ -134,12 +134,12 @@ def _of_step(accumulate: Program, apply: Program, micro_batches: int) -> tuple[C
 
 
 def _computing_s(accumulate: Program, apply: Program, topology: Topology, micro_batches: int) -> float | None:
-    """Return the compiler's cycles in seconds, kernels written by hand at the chip's peak."""
+    """Return the compiler's cycles in seconds, and those of kernels written by hand."""
     if not accumulate.cycles or not apply.cycles:
         return None
     cycles = micro_batches * accumulate.cycles + apply.cycles
-    flops = micro_batches * accumulate.kernel_flops + apply.kernel_flops
-    return cycles / topology.chip.clock_hz + flops / topology.flops_per_s
+    kernels_s = micro_batches * accumulate.kernel_s + apply.kernel_s
+    return cycles / topology.chip.clock_hz + kernels_s
 
 
 def _gib(size: int) -> str:

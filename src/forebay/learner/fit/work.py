@@ -77,6 +77,13 @@ def active_parameters(config: ModelConfig, *, every_expert: bool = False) -> tup
     return blocks, config.vocab_size * config.hidden_size
 
 
+def exchange_rounds(config: ModelConfig, plan: Plan) -> int:
+    """Return how many rounds an exchange between even shards of experts takes; 1 where there is none."""
+    if config.experts is None or plan.mesh.expert == 1:
+        return 1
+    return config.experts.usual_rounds(plan.shard_tokens, plan.mesh.expert)
+
+
 def attention_flops(config: ModelConfig, length: int, tokens: int) -> float:
     """Return operations of scores and mixing, forward, for rows that each are one sequence.
 
@@ -96,8 +103,8 @@ def count_work(config: ModelConfig, plan: Plan) -> Work:
     model = 6.0 * (blocks + head) * plan.tokens + 3.0 * attention
     # Logits are always computed twice; attention, and with `full` all of a block, unless nothing is redone.
     again = 2.0 * head * plan.tokens
-    again += attention if plan.remat != "none" else 0.0
-    again += 2.0 * blocks * plan.tokens if plan.remat == "full" else 0.0
+    again += attention if plan.remat in ("dots", "full") else 0.0
+    again += 2.0 * plan.tokens * (blocks if plan.remat == "full" else _always_again(config, plan))
     total = model + again + (_ATTENTION_BACKWARD - 2.0) * attention
     return Work(
         model_flops=model,
@@ -105,6 +112,13 @@ def count_work(config: ModelConfig, plan: Plan) -> Work:
         memory_bytes=_memory_bytes(config, plan),
         collectives=_collectives(config, plan),
     )
+
+
+def _always_again(config: ModelConfig, plan: Plan) -> int:
+    """Return how many numbers of matrices are multiplied again whatever the policy: experts over shards."""
+    if config.experts is None or plan.mesh.expert == 1:
+        return 0
+    return 3 * config.hidden_size * active_width(config) * config.num_layers
 
 
 def _mean_seen(length: int, window: int | None) -> float:
@@ -197,17 +211,19 @@ def _of_rows(config: ModelConfig, plan: Plan) -> list[Collective]:
     if not steps:
         return []
     pair = 2 * plan.shard_tokens * config.num_kv_heads * config.head_size / plan.mesh.tensor
-    passes = (1 if plan.remat == "none" else 2) * _COMPUTE + _COMPUTE + _MASTER
+    forward = 2 if plan.remat in ("dots", "full") else 1
+    passes = forward * _COMPUTE + _COMPUTE + _MASTER
     times = plan.micro_batches * config.num_layers * steps
     return [Collective("context", "collective-permute", 3 * times, int(times * pair * passes))]
 
 
 def _of_experts(config: ModelConfig, plan: Plan) -> list[Collective]:
-    """Tokens on their way to their experts and back, forward and backward."""
+    """Tokens on their way to their experts and back, with the room that is left over."""
     experts = config.experts
     if experts is None or plan.mesh.expert == 1:
         return []
-    sent = plan.shard_tokens * experts.per_token * config.hidden_size * _COMPUTE
-    passes = 2 if plan.remat == "none" else 3
-    times = plan.micro_batches * config.num_layers * 2 * passes
+    rows = experts.round_rows(plan.shard_tokens, plan.mesh.expert) * plan.mesh.expert
+    # Forward, and there and back again in the backward pass, which keeps nothing of an exchange.
+    sent, passes = rows * config.hidden_size * _COMPUTE, 3
+    times = plan.micro_batches * config.num_layers * 2 * passes * exchange_rounds(config, plan)
     return [Collective("expert", "all-to-all", times, int(times * _sent(plan.mesh.expert, sent)))]

@@ -27,7 +27,8 @@ class Follower:
         learner: At the state that all of them have; its `publish` and `save` give this process's part.
         bare: Takes part in timing the step.
         limit_s: How long all processes may take to follow an order.
-        check: Raises what this process's part failed with in the background.
+        check: Raises what this process's part failed with in the background; called while it waits too, as
+            process 0 may be waiting for that part.
     """
 
     def __init__(
@@ -53,10 +54,12 @@ class Follower:
         """
         while True:
             self._gang.now("waits for an order")
-            order = msgspec.json.decode(self._gang.hear(ORDER).body, type=Order)
+            order = msgspec.json.decode(self._gang.hear(ORDER, check=self._check).body, type=Order)
             self._gang.now(spelled(order), self._limit_s)
             self._check()
             if order.what == "end":
+                # Process 0 may have more to do before all leave: for that there is no limit.
+                self._gang.now("has finished")
                 return
             self._obey(order)
 

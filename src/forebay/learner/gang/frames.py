@@ -94,6 +94,7 @@ def receive_frame(
     connection: socket.socket,
     heard: Callable[[], None] = lambda: None,
     *,
+    max_header_bytes: int = MAX_HEADER_BYTES,
     max_array_bytes: int = MAX_ARRAY_BYTES,
 ) -> Frame | None:
     """Read one frame; None at the end of the stream between two frames.
@@ -101,6 +102,7 @@ def receive_frame(
     Args:
         connection: A blocking socket.
         heard: Called whenever bytes arrived, also within a long frame.
+        max_header_bytes: Most bytes that the header, and the body in it, may have.
         max_array_bytes: Most bytes that the arrays of a frame may have together.
 
     Raises:
@@ -111,9 +113,12 @@ def receive_frame(
     if not _fill(connection, memoryview(prefix), heard, may_end=True):
         return None
     magic, header_bytes = _PREFIX.unpack(prefix)
-    if magic != _MAGIC or header_bytes > MAX_HEADER_BYTES:
+    if magic != _MAGIC or header_bytes > max_header_bytes:
         raise WireError(
-            "prefix", "these bytes are no frame of a learner", got=f"{magic!r}, {header_bytes} bytes"
+            "prefix",
+            "these bytes are no frame of a learner",
+            got=f"{magic!r}, {header_bytes} bytes",
+            limit=f"{_MAGIC!r}, {max_header_bytes} bytes",
         )
     raw = bytearray(header_bytes)
     _fill(connection, memoryview(raw), heard)
@@ -135,7 +140,8 @@ def _empty_arrays(headers: tuple[_ArrayHeader, ...], max_bytes: int) -> tuple[np
     for header in headers:
         if header.dtype not in _DTYPES or min(header.shape, default=0) < 0 or len(header.shape) > 8:
             raise WireError("array", "a frame has an array of a bad type or shape", got=header)
-        total += math.prod(header.shape) * _DTYPES[header.dtype].itemsize
+        # A length of 0 must not hide lengths that no array can have.
+        total += math.prod(max(1, length) for length in header.shape) * _DTYPES[header.dtype].itemsize
     if total > max_bytes:
         raise WireError("array_size", "the arrays of a frame are too large", got=total, limit=max_bytes)
     return tuple(np.empty(header.shape, _DTYPES[header.dtype]) for header in headers)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from forebay.clock import Clock
-from forebay.errors import PeerFailedError
+from forebay.errors import NoProgressError, PeerFailedError
 from forebay.learner.gang.frames import Frame
 from forebay.learner.gang.link import Introduction, Link
 
@@ -132,13 +132,26 @@ class Gang:
         for link in self._links.values():
             link.send(frame)
 
-    def hear(self, topic: str, process: int = 0) -> Frame:
+    def send(self, frame: Frame, process: int) -> None:
+        """Send a frame to one process.
+
+        Raises:
+            PeerFailedError: It is gone.
+        """
+        self._links[process].send(frame)
+
+    def hear(self, topic: str, process: int = 0, check: Callable[[], None] = lambda: None) -> Frame:
         """Return the next frame of a topic from a process.
+
+        Args:
+            topic: Of the frame.
+            process: Who sends it.
+            check: Called twice a second while it has not come; what it raises ends the wait.
 
         Raises:
             PeerFailedError: It is gone, or has said farewell.
         """
-        return self._links[process].receive(topic)
+        return self._links[process].receive(topic, check)
 
     def now(self, what: str, limit_s: float | None = None) -> None:
         """Note what the training thread does from now on, and how long that may take."""
@@ -185,6 +198,7 @@ class Gang:
 
     def _watch(self) -> None:
         looked_s = self._clock.monotonic_s()
+        self._beat()  # at once: the others wait for it to know that all are here
         while not self._closed.wait(_BEAT_S):
             before_s, looked_s = looked_s, self._clock.monotonic_s()
             if looked_s - before_s > _STALL_S:
@@ -194,11 +208,17 @@ class Gang:
             self._beat()
             for link in self._links.values():
                 self._judge(link)
-            what, since_s, limit_s = self._doing
-            for_s = self._clock.monotonic_s() - since_s
-            if limit_s is not None and for_s > limit_s:
-                where = f"this process {what}; {self._others()}"
-                self.end(f"nothing moved for {for_s:.0f} s: {where} (limit {limit_s} s)", exit_code=3)
+            self._judge_itself()
+
+    def _judge_itself(self) -> None:
+        what, since_s, limit_s = self._doing
+        for_s = self._clock.monotonic_s() - since_s
+        if limit_s is not None and for_s > limit_s:
+            self.end(
+                f"nothing moved for {for_s:.0f} s: this process {what}; {self._others()} (limit "
+                f"learner.no_progress_s={limit_s:g}). Raise it if a step or a save may take so long.",
+                exit_code=NoProgressError.exit_code,
+            )
 
     def _beat(self) -> None:
         what, since_s, limit_s = self._doing
@@ -210,7 +230,8 @@ class Gang:
     def _judge(self, link: Link) -> None:
         silent_s, number = link.silent_s, link.peer.process
         if silent_s > self._silent_s:
-            link.lose(f"nothing was heard of it for {silent_s:.0f} s")
+            limit = f"limit learner.peer_silent_s={self._silent_s:g}"
+            link.lose(f"nothing was heard of it for {silent_s:.0f} s ({limit}). See its host, and its log.")
         elif silent_s > _REPORT_S and number not in self._warned:
             self._warned.add(number)
             logger.warning("%s has not been heard of for %.0f s", link.peer.spelled(), silent_s)

@@ -16,6 +16,7 @@ from forebay.learner.gang.frames import Frame
 from forebay.learner.gang.gang import Gang
 
 _TOPIC = "slice"
+_NEXT = "next slice"
 
 
 class _Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,7 +28,8 @@ class Gathering:
     """Gathers parameters beside the training thread, one version at a time, slice by slice.
 
     A process that does not lead holds its own slices in host memory until they are sent; process 0 holds the
-    whole parameters, and one slice of each other process. No device memory and no program is used.
+    whole parameters, and at most two slices of each other process: it asks for the next one when it has one.
+    No device memory and no program is used.
 
     Args:
         gang: The processes.
@@ -56,6 +58,11 @@ class Gathering:
         self._pending = self._executor.submit(gather, slices)
         return self._pending
 
+    def check(self) -> None:
+        """Raise what the last gathering failed with, if it did; never wait."""
+        if self._pending is not None and self._pending.done():
+            self._pending.result()
+
     def close(self) -> None:
         """Wait for what is under way, and end the thread."""
         self._executor.shutdown(wait=True)
@@ -63,6 +70,7 @@ class Gathering:
     def _give(self, slices: tuple[StateSlice, ...]) -> None:
         for one in slices:
             self._gang.tell(Frame(_TOPIC, msgspec.json.encode(_Slice(one.path, one.start)), (one.array,)))
+            self._gang.hear(_NEXT)
         self._gang.tell(Frame(_TOPIC))
 
     def _collect(self, slices: tuple[StateSlice, ...]) -> Any:
@@ -73,6 +81,7 @@ class Gathering:
         held = sum(_write(whole, one.path, one.start, one.array) for one in slices)
         for process in range(1, self._gang.num_processes):
             while (frame := self._gang.hear(_TOPIC, process)).body:
+                self._gang.send(Frame(_NEXT), process)
                 place = msgspec.json.decode(frame.body, type=_Slice)
                 held += _write(whole, place.path, place.start, frame.arrays[0])
         if held != sum(array.size for array in whole.values()):

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import ipaddress
+import logging
 import os
 import socket
 import sys
@@ -14,16 +15,21 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import jax
+import msgspec
 
 from forebay.clock import Clock
-from forebay.errors import ConfigError, ForebayError, PeerFailedError, WireError
+from forebay.errors import ConfigError, ForebayError, PeerFailedError, WireError, first_cause
 from forebay.learner.gang.gang import Ended, Gang
-from forebay.learner.gang.link import Introduction, Link, admit, introduce
+from forebay.learner.gang.link import Introduction, Link, admit, introduce, is_closed
 from forebay.learner.gang.token import TOKEN_VARIABLE
 
+logger = logging.getLogger(__name__)
+
 _MIN_TOKEN_LETTERS = 16
+_CONNECT_S = 5.0
 _RETRY_S = 0.1
 _SETTLE_S = 6.0
+_LEAVING = "leaving"
 
 
 class Place(NamedTuple):
@@ -147,8 +153,10 @@ def join(
     try:
         _initialize(place, start_s)
         yield gang
+        # JAX waits for the others half a minute only, and process 0 may have a summary to upload.
+        gang.barrier(_LEAVING)
     except ForebayError as error:
-        gang.close(str(error))
+        gang.close(str(first_cause(error)))
         raise
     except Exception as error:
         # A lost process makes collectives fail too: the watch knows the cause better.
@@ -192,37 +200,54 @@ def _assemble(
     silent_s: float,
     on_end: Callable[[Ended], None],
 ) -> Gang:
-    """As process 0, wait for all others."""
+    """As process 0, wait for all others; none of them hears of it before all are here."""
     connections: dict[int, tuple[socket.socket, Introduction]] = {}
     deadline_s = clock.monotonic_s() + start_s
-    try:
-        server = socket.create_server(
-            (place.host, place.port + 1), family=socket.AF_INET6 if ":" in place.host else socket.AF_INET
-        )
-    except OSError as error:
-        raise PeerFailedError(
-            f"process 0 cannot listen on {place.host}:{place.port + 1}: {error.strerror}",
-            remedy="--coordinator must be an address of this host, its port and the next one free.",
-        ) from error
     refusal = functools.partial(_refusal, me, connections)
-    with server:
+    with _listen(place) as server:
         while len(connections) < place.num_processes - 1:
             server.settimeout(max(deadline_s - clock.monotonic_s(), 0.01))
             try:
                 connection, _ = server.accept()
             except TimeoutError:
                 missing = sorted(set(range(1, place.num_processes)) - connections.keys())
-                raise PeerFailedError(
-                    "not all processes of the learner came",
-                    got=f"none of number {', '.join(map(str, missing))}",
-                    limit=f"learner.start_s={start_s}",
-                    remedy="Look at their logs.",
-                ) from None
-            peer = admit(connection, me, place.token, refusal)
+                for waiting, _ in connections.values():
+                    waiting.close()
+                raise _not_all(f"none of number {', '.join(map(str, missing))}", start_s) from None
+            _forget_closed(connections)
+            peer = admit(connection, me, place.token, refusal, clock)
             if peer is not None:
                 connections[peer.process] = (connection, peer)
     links = {number: _linked(connection, peer, clock) for number, (connection, peer) in connections.items()}
     return Gang(me, links, clock, silent_s=silent_s, on_end=on_end)
+
+
+def _listen(place: Place) -> socket.socket:
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    try:
+        return socket.create_server((place.host, place.port + 1), family=family)
+    except OSError as error:
+        raise PeerFailedError(
+            f"process 0 cannot listen on {place.host}:{place.port + 1}: {error.strerror}",
+            remedy="--coordinator must be an address of this host, its port and the next one free.",
+        ) from error
+
+
+def _forget_closed(connections: dict[int, tuple[socket.socket, Introduction]]) -> None:
+    """Forget processes that came and went, so that each may come again while others are waited for."""
+    for number in [number for number, (connection, _) in connections.items() if is_closed(connection)]:
+        connection, peer = connections.pop(number)
+        connection.close()
+        logger.warning("%s went before all had come; it is waited for again", peer.spelled())
+
+
+def _not_all(got: str, start_s: float) -> PeerFailedError:
+    return PeerFailedError(
+        "not all processes of the learner came",
+        got=got,
+        limit=f"learner.start_s={start_s:g}",
+        remedy="Look at their logs, and at the --coordinator of each.",
+    )
 
 
 def _refusal(me: Introduction, connections: Mapping[int, object], other: Introduction) -> str:
@@ -247,21 +272,40 @@ def _report(
     silent_s: float,
     on_end: Callable[[Ended], None],
 ) -> Gang:
-    """Connect to process 0, which may not listen yet."""
+    """Connect to process 0, which may not listen yet, or be started again meanwhile."""
     deadline_s = clock.monotonic_s() + start_s
     while True:
         try:
-            connection = socket.create_connection((place.host, place.port + 1), timeout=5.0)
-            leader = introduce(connection, me, place.token)
+            connection, leader = _enter(place, me, clock, start_s, deadline_s)
             return Gang(me, {0: _linked(connection, leader, clock)}, clock, silent_s=silent_s, on_end=on_end)
-        except (OSError, WireError) as error:
+        except (OSError, WireError, msgspec.MsgspecError) as error:
             if clock.monotonic_s() > deadline_s:
                 raise PeerFailedError(
                     f"process 0 of the learner cannot be reached at {place.host}:{place.port + 1}: {error}",
-                    limit=f"learner.start_s={start_s}",
+                    limit=f"learner.start_s={start_s:g}",
                     remedy="Look at its log, and at --coordinator.",
                 ) from error
         clock.sleep(_RETRY_S)
+
+
+def _enter(
+    place: Place, me: Introduction, clock: Clock, start_s: float, deadline_s: float
+) -> tuple[socket.socket, Introduction]:
+    """Be admitted by process 0, and wait until all are: only then does it begin to speak."""
+    connection = socket.create_connection((place.host, place.port + 1), timeout=_CONNECT_S)
+    try:
+        leader = introduce(connection, me, place.token)
+        connection.settimeout(max(deadline_s - clock.monotonic_s(), 0.01))
+        try:
+            spoke = connection.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            raise _not_all("process 0 still waits for others", start_s) from None
+        if not spoke:
+            raise ConnectionResetError("it ended before all processes had come")
+    except (OSError, ForebayError, msgspec.MsgspecError):
+        connection.close()
+        raise
+    return connection, leader
 
 
 def _linked(connection: socket.socket, peer: Introduction, clock: Clock) -> Callable[[Gang], Link]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.clock import Clock
+from forebay.clock import Clock, SystemClock
 from forebay.errors import PeerFailedError, WireError
 from forebay.learner.gang.frames import Frame, receive_frame, send_frame
 
@@ -26,6 +26,8 @@ _FAILED = "failed"
 _HANDSHAKE_S = 5.0
 _FAREWELL_S = 1.0
 _HANDSHAKE_BYTES = 64 * 2**10
+_LOOK_S = 0.5
+_CLOCK = SystemClock()
 
 
 class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,7 +61,7 @@ class Link:
     by: bytes, or the end of the connection. Produces: frames of a topic to whoever waits for them.
 
     Args:
-        connection: The socket; closed by `close`.
+        connection: The socket; closed once the other end has closed it.
         peer: Who is at the other end.
         clock: Dates what is heard.
         on_frame: Called with every frame, in the reading thread; returns whether it took the frame.
@@ -107,7 +109,7 @@ class Link:
             with self._sending:
                 send_frame(self._connection, frame)
         except OSError as error:
-            self.lose(f"sending to it failed: {error}")
+            self._lose_sending(error)
             raise PeerFailedError(self._over or str(error)) from error
 
     def beat(self, frame: Frame) -> None:
@@ -120,24 +122,31 @@ class Link:
         try:
             send_frame(self._connection, frame)
         except OSError as error:
-            failure = str(error)
+            failure = error
         else:
             return
         finally:
             self._sending.release()
-        self.lose(f"sending to it failed: {failure}")
+        self._lose_sending(failure)
 
-    def receive(self, topic: str) -> Frame:
+    def receive(self, topic: str, check: Callable[[], None] = lambda: None) -> Frame:
         """Return the next frame of a topic; heartbeats bound the wait.
+
+        Args:
+            topic: Of the frame.
+            check: Called twice a second while there is none; what it raises ends the wait.
 
         Raises:
             PeerFailedError: The other process is gone, or has said farewell.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._inbox[topic] or self._over is not None)
-            if self._inbox[topic]:
-                return self._inbox[topic].popleft()
-        raise PeerFailedError(self._over or f"{self.peer.spelled()} is gone")
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._inbox[topic] or self._over is not None, _LOOK_S)
+                if self._inbox[topic]:
+                    return self._inbox[topic].popleft()
+                if self._over is not None:
+                    raise PeerFailedError(self._over)
+            check()
 
     def lose(self, how: str) -> None:
         """Give the other process up."""
@@ -146,7 +155,7 @@ class Link:
             self._on_lost(cause)
 
     def close(self, failure: str | None = None) -> None:
-        """Say farewell, or why this process fails, and close."""
+        """Say farewell, or why this process fails, and send nothing more."""
         frame = Frame(_FAREWELL) if failure is None else Frame(_FAILED, failure.encode())
         self._end("this process has said farewell")
         # Not for ever: a frame may be on its way to a process that is gone.
@@ -167,6 +176,12 @@ class Link:
             self._changed.notify_all()
         return first
 
+    def _lose_sending(self, error: OSError) -> None:
+        # The last that it said, which tells why, may still be unread.
+        with self._changed:
+            self._changed.wait_for(lambda: self._over is not None, _FAREWELL_S)
+        self.lose(f"sending to it failed: {error}")
+
     def _heard(self) -> None:
         self._heard_s = self._clock.monotonic_s()
 
@@ -176,10 +191,16 @@ class Link:
                 self._sort(frame)
         except (WireError, msgspec.MsgspecError) as error:
             self.lose(str(error))
+        except MemoryError as error:
+            self.lose(f"what it sends does not fit this host's memory: {error}")
         except OSError as error:
             self.lose(error.strerror or str(error))
         else:
             self.lose("it closed its connection")
+        # Not under somebody's hands: what is being sent fails soon, as nobody reads it.
+        if self._sending.acquire(timeout=_FAREWELL_S):
+            self._connection.close()
+            self._sending.release()
 
     def _sort(self, frame: Frame) -> None:
         if frame.topic == _FAREWELL:
@@ -215,7 +236,11 @@ def introduce(connection: socket.socket, me: Introduction, token: str) -> Introd
 
 
 def admit(
-    connection: socket.socket, me: Introduction, token: str, refusal: Callable[[Introduction], str]
+    connection: socket.socket,
+    me: Introduction,
+    token: str,
+    refusal: Callable[[Introduction], str],
+    clock: Clock = _CLOCK,
 ) -> Introduction | None:
     """As process 0, find out who connected; None if it does not belong here, which it is told.
 
@@ -224,12 +249,18 @@ def admit(
         me: Who process 0 is.
         token: What all processes of the learner know.
         refusal: Returns why a process that knows the token cannot take part; empty if it can.
+        clock: Bounds the whole handshake, however slowly its bytes come.
     """
     connection.settimeout(_HANDSHAKE_S)
-    nonce, admitted = secrets.token_bytes(32), None
+    nonce, admitted, deadline_s = secrets.token_bytes(32), None, clock.monotonic_s() + _HANDSHAKE_S
+
+    def heard() -> None:
+        if clock.monotonic_s() > deadline_s:
+            raise TimeoutError(f"it took longer than {_HANDSHAKE_S:.0f} s")
+
     try:
         send_frame(connection, Frame(_HANDSHAKE, nonce))
-        said = msgspec.json.decode(_receive(connection).body, type=_Claim)
+        said = msgspec.json.decode(_receive(connection, heard).body, type=_Claim)
         right = hmac.compare_digest(_proof(token, nonce, msgspec.json.encode(said.me)), said.proof)
         why = refusal(said.me) if right else "it does not know the token (FOREBAY_GANG_TOKEN)"
         answer = _Answer(me=None if why else me, refusal=why)
@@ -252,9 +283,23 @@ class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refusal: str
 
 
-def _receive(connection: socket.socket) -> Frame:
-    frame = receive_frame(connection, max_array_bytes=0)
-    if frame is None or frame.topic != _HANDSHAKE or len(frame.body) > _HANDSHAKE_BYTES:
+def is_closed(connection: socket.socket) -> bool:
+    """Return whether the other end of a connection has closed it; nothing is read, and nobody waits."""
+    timeout_s = connection.gettimeout()
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        connection.settimeout(timeout_s)
+
+
+def _receive(connection: socket.socket, heard: Callable[[], None] = lambda: None) -> Frame:
+    frame = receive_frame(connection, heard, max_header_bytes=_HANDSHAKE_BYTES, max_array_bytes=0)
+    if frame is None or frame.topic != _HANDSHAKE:
         raise WireError("handshake", "a process does not introduce itself", got=frame and frame.topic)
     return frame
 

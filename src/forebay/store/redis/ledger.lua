@@ -294,12 +294,15 @@ end
 local function forget(group)
   move(group, derived_before[group.id], nothing)
   derived_before[group.id] = nil
+  local keys = {group_key(group.id), prefix .. 't:' .. group.id}
   for member = 0, group[GROUP_SIZE] - 1 do
     if group[place_of(member) + M_STATE] == ARRIVED then
-      call('UNLINK', payload_key(group.id, member))
+      keys[#keys + 1] = payload_key(group.id, member)
     end
   end
-  call('UNLINK', group_key(group.id), prefix .. 't:' .. group.id)
+  for from = 1, #keys, MAX_UNPACKED do
+    call('UNLINK', unpack(keys, from, math.min(from + MAX_UNPACKED - 1, #keys)))
+  end
 end
 
 -- Returns why a learner may not write, or nil: a newer one exists, this one never began, or the server has

@@ -56,21 +56,20 @@ class PackedSummary(NamedTuple):
     environment: str
 
 
-class PackedSlot(NamedTuple):
-    """A leased member, as `claim.lua` packs it."""
+class PackedSlots(NamedTuple):
+    """The leased members of a group, as `claim.lua` packs them: in `leases`, member and attempt of each."""
 
     group_id: str
-    member: int
-    attempt: int
     group_size: int
     incarnation: int
     min_incarnation: int
     min_version: int
     lease_expires_s: float
     group_deadline_s: float
+    leases: tuple[int, ...]
 
 
-_decode_slots = msgspec.msgpack.Decoder(tuple[PackedSlot, ...]).decode
+_decode_slots = msgspec.msgpack.Decoder(tuple[PackedSlots, ...]).decode
 
 
 def seal(key: str, body: bytes) -> bytes:
@@ -108,30 +107,32 @@ def unpack_slots(packed: bytes, specs: Sequence[bytes | None], run_id: str) -> t
 
     Args:
         packed: The slots, as `claim.lua` packs them.
-        specs: The specification of each group, in the order of first appearance; None if it is gone, which
-            happens only when a claim is answered again.
+        specs: The specification of each group, in their order; None if it is gone, which happens only when a
+            claim is answered again.
         run_id: The run that dispatched them.
     """
-    rows = _decode_slots(packed)
-    names = dict.fromkeys(row.group_id for row in rows)
-    found = zip(names, specs, strict=True)
-    tasks = {name: decode_spec(spec_key(name), raw).task for name, raw in found if raw}
-    return tuple(
-        Slot(
-            group_id=row.group_id,
-            member=row.member,
-            attempt=row.attempt,
-            task=tasks[row.group_id],
-            group_size=row.group_size,
-            incarnation=row.incarnation,
-            min_version=PolicyVersion(row.min_incarnation, row.min_version),
-            lease_expires_s=row.lease_expires_s,
-            group_deadline_s=row.group_deadline_s,
-            run_id=run_id,
+    found: list[Slot] = []
+    for group, raw in zip(_decode_slots(packed), specs, strict=True):
+        if raw is None:
+            continue
+        task = decode_spec(spec_key(group.group_id), raw).task
+        min_version = PolicyVersion(group.min_incarnation, group.min_version)
+        found += (
+            Slot(
+                group_id=group.group_id,
+                member=member,
+                attempt=attempt,
+                task=task,
+                group_size=group.group_size,
+                incarnation=group.incarnation,
+                min_version=min_version,
+                lease_expires_s=group.lease_expires_s,
+                group_deadline_s=group.group_deadline_s,
+                run_id=run_id,
+            )
+            for member, attempt in zip(group.leases[::2], group.leases[1::2], strict=True)
         )
-        for row in rows
-        if row.group_id in tasks
-    )
+    return tuple(found)
 
 
 def unpack_group(prefix: str, group_id: str, raw: bytes) -> Group:

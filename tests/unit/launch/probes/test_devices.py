@@ -28,6 +28,25 @@ def test_a_mesh_needs_as_many_devices() -> None:
     assert devices.judge(wrong, 1).level == "bad"
 
 
+@pytest.mark.parametrize(
+    ("attention", "backend", "capability", "refused"),
+    [
+        ("auto", "cpu", None, False),
+        ("splash", "tpu", None, False),
+        ("splash", "cpu", None, True),
+        ("fused", "gpu", "9.0", False),
+        ("fused", "gpu", "7.5", True),
+    ],
+)
+def test_attention_that_the_devices_cannot_run_is_found(
+    attention: str, backend: str, capability: str | None, refused: bool
+) -> None:
+    seen = devices.Seen(version="1", backend=backend, count=1, kind="X", total=512.0, capability=capability)
+    finding = devices.judge(seen, 1, attention)
+    assert finding.level == ("bad" if refused else "ok")
+    assert ("blockwise here" in finding.remedy) == refused
+
+
 def test_a_driver_that_fails_is_named_with_its_stage(jax_that: Path) -> None:
     jax_that.write_text("raise RuntimeError('no driver for this kernel')\n")
     [finding] = devices.look_at_devices()

@@ -30,9 +30,11 @@ def test_a_token_meets_eight_of_128_experts_and_all_routers() -> None:
 def test_tokens_travel_to_their_experts_and_back() -> None:
     config = load_model("qwen3-30b-a3b")
     found = {one.kind: one for one in count_work(config, _plan(expert=8)).collectives}
-    # 4,096 tokens of a device to eight experts in bfloat16, there and back: forward, again, and backward.
+    # 4,096 tokens of a device to eight experts in bfloat16, in two rounds of 2,560 rows to each of 8 shards,
+    # there and back: forward, again, and backward.
     assert found["all-to-all"].axis == "expert"
-    assert found["all-to-all"].bytes == pytest.approx(4096 * 8 * 2048 * 2 * 7 / 8 * 48 * 2 * 3, rel=1e-9)
+    assert found["all-to-all"].count == 2 * 48 * 2 * 3
+    assert found["all-to-all"].bytes == 2560 * 8 * 2048 * 2 * 7 // 8 * 2 * 48 * 2 * 3
     # What is not split over the experts is summed over their shards.
     experts = 48 * 128 * 3 * 2048 * 768
     summed = (30_532_122_624 - experts) * 4 * 2 * 7 / 8
@@ -59,6 +61,15 @@ def test_full_remat_computes_blocks_once_more() -> None:
     again = 2 * BLOCKS_8B * 4096 + attention_flops(config, 4096, 4096)
     assert full.device_flops - none.device_flops == pytest.approx(again, rel=1e-12)
     assert full.model_flops == none.model_flops
+
+
+def test_experts_over_shards_are_computed_again_whatever_is_kept() -> None:
+    config = load_model("qwen3-30b-a3b")
+    here, there = (
+        count_work(config, Plan(MeshSettings(**{axis: 8}), 8, 4096, 1, "none")) for axis in ("fsdp", "expert")
+    )
+    again = 2 * 4096 * 8 * 3 * 2048 * 768 * 48
+    assert there.device_flops - here.device_flops == pytest.approx(again, rel=1e-9)
 
 
 def test_a_window_shortens_what_a_token_sees() -> None:

@@ -107,6 +107,18 @@ def test_a_batch_out_of_turn_and_a_failure_in_the_background_end_who_follows() -
     store.close()
 
 
+def test_a_failure_in_the_background_ends_who_waits_for_an_order() -> None:
+    """Process 0 gives none while it waits for the very part that failed: of a run's last checkpoint."""
+
+    def failed() -> None:
+        raise CheckpointError("the disk is full")
+
+    with Threads(2) as threads:
+        follower = Follower(threads.gangs[1], small_run.make_learner(), BareSpeed(), PATIENCE_S, check=failed)
+        with pytest.raises(CheckpointError):
+            follower.follow()
+
+
 def test_whoever_trains_what_is_not_finite_fails_alike() -> None:
     poisoned = small_run.make_learner(max_nonfinite_steps=1)
     spoiled = snapshot(poisoned.state.params)

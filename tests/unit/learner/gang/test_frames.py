@@ -76,7 +76,12 @@ def test_damaged_frames_are_refused_by_reason(pair, damage, reason) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "shape", "reason"),
-    [("object", [1], "array"), ("float32", [-1], "array"), ("float32", [1 << 60], "array_size")],
+    [
+        ("object", [1], "array"),
+        ("float32", [-1], "array"),
+        ("float32", [1 << 60], "array_size"),
+        ("float32", [0, 1 << 62], "array_size"),  # no byte of it, and yet no array
+    ],
 )
 def test_c75_a_header_that_asks_for_objects_or_too_much_memory_allocates_nothing(
     pair, dtype, shape, reason

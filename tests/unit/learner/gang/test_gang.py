@@ -7,11 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 
-from forebay.errors import PeerFailedError, WireError
-from forebay.learner.gang.frames import Frame
+from forebay.clock import ManualClock
+from forebay.errors import CheckpointError, PeerFailedError, WireError
+from forebay.learner.checkpoint_slices import StateSlice
+from forebay.learner.gang.frames import Frame, receive_frame
 from forebay.learner.gang.gathering import Gathering
 from forebay.learner.gang.link import admit, introduce
 from tests.unit.learner.gang.gangs import Threads
@@ -119,6 +122,65 @@ def test_whoever_makes_no_handshake_is_turned_away() -> None:
         theirs.sendall(b"GET / HTTP/1.1\r\n\r\n")
         theirs.shutdown(socket.SHUT_WR)
         assert admit(ours, Threads(2).who(0), "secret", lambda _: "") is None
+
+
+@pytest.mark.parametrize("shape", [[0, 1 << 62], [0, (1 << 64) - 1]])
+def test_c75_a_stranger_ends_nobody_with_an_array_that_cannot_be(shape: list[int]) -> None:
+    header = msgspec.json.encode(["handshake", b"", [["float32", shape]], ""])
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"FBG1" + len(header).to_bytes(4, "little") + header)
+        assert admit(ours, Threads(2).who(0), "secret", lambda _: "") is None
+
+
+def test_a_handshake_that_drips_in_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    ours, theirs = socket.socketpair()
+
+    def drip() -> None:
+        receive_frame(theirs)
+        theirs.sendall(b"F")
+        clock.advance(6.0)
+        theirs.sendall(b"B")
+        assert theirs.recv(1) == b""
+
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        dripping = pool.submit(drip)
+        assert admit(ours, Threads(2).who(0), "secret", lambda _: "", clock) is None
+        assert "it took longer than 5 s" in caplog.text
+        dripping.result(PATIENCE_S)
+
+
+def test_who_waits_for_a_frame_looks_at_its_own_failures_meanwhile() -> None:
+    def failed() -> None:
+        raise CheckpointError("the disk is full")
+
+    with Threads(2) as threads:
+        with pytest.raises(CheckpointError):
+            threads.gangs[1].hear("order", check=failed)
+        threads.gangs[0].tell(Frame("order", b"1"))
+        assert threads.gangs[1].hear("order", check=failed).body == b"1"
+
+
+def test_process_0_asks_for_the_next_slice_when_it_has_one() -> None:
+    """Three slices are held back by two processes; process 0 has not more than one of each before it asks."""
+    abstract = {"w": jax.ShapeDtypeStruct((6,), np.float32)}
+    with Threads(3) as threads:
+        mine = {"w": np.arange(6, dtype=np.float32)}
+        giving = Gathering(threads.gangs[2], abstract)
+        slices = [StateSlice("['w']", (at,), mine["w"][at : at + 1], (6,)) for at in range(3, 6)]
+        given = giving._executor.submit(giving._give, tuple(slices))
+        link = threads.gangs[0]._links[2]
+        wait_for(lambda: len(link._inbox["slice"]) == 1)
+        gathered = Gathering(threads.gangs[0], abstract)
+        threads.gangs[1].tell(Frame("slice", b'{"path": "[\'w\']", "start": [0]}', (mine["w"][:3],)))
+        assert not given.done()
+        assert len(link._inbox["slice"]) == 1
+        threads.gangs[1].tell(Frame("slice"))
+        got = gathered.start({}).result(PATIENCE_S)
+        assert np.array_equal(got["w"], mine["w"])
+        for gathering in (giving, gathered):
+            gathering.close()
 
 
 def test_parameters_are_gathered_slice_by_slice() -> None:
