@@ -104,6 +104,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=_SEEDS, help="how many seeds")
     options = parser.parse_args()
+    if options.seeds < 1:
+        parser.error(f"--seeds must be 1 or more (got {options.seeds})")
+    if options.case is not None and not any(options.case in case.name for case in CASES):
+        parser.error(
+            f"no case has {options.case!r} in its name; there are: {', '.join(c.name for c in CASES)}"
+        )
     processes = (1,) if options.quick else _PROCESSES
     results: dict[str, Any] = {}
     rows = [_head(processes)]

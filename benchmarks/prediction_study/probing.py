@@ -137,7 +137,12 @@ def _begin(
 
 
 def _ended(out: Path, process: subprocess.Popen[bytes]) -> Path:
-    _, errors = process.communicate(timeout=_TIMEOUT_S)
+    with process:
+        try:
+            _, errors = process.communicate(timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise PeerFailedError(f"the audit for {out.name} did not end within {_TIMEOUT_S:g} s") from None
     if process.returncode:
         raise PeerFailedError(f"the audit that writes {out.name} failed: {errors.decode()[-400:]}")
     return out

@@ -42,7 +42,7 @@ def write_page(path: Path, results: Sequence[CellResult], peers: Sequence[Beside
         "",
         *_explained(results),
         *_beside(peers),
-        *_how(),
+        *_how(results),
     ]
     path.write_text("\n".join(lines))
 
@@ -170,11 +170,13 @@ def _peer_rate(line: dict[str, Any]) -> str:
     return f"{rate:.3f}" if rate else f"none: {line.get('status', line.get('error', 'no line'))[:60]}"
 
 
-def _how() -> list[str]:
+def _how(results: Sequence[CellResult]) -> list[str]:
+    loads = sorted(one.load_before for one in results)
+    between = f" Load average before the cells {loads[0]:.1f} to {loads[-1]:.1f}." if loads else ""
     return markdown(
         f"""
 {platform.system()} {platform.machine()}, {os.cpu_count()} shared cores: one for the learner, one for the
-rest.
+rest.{between}
 
 <!-- not run: takes more than an hour -->
 ```bash

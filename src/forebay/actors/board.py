@@ -109,7 +109,8 @@ class MemoryBoard:
 class DirectoryBoard:
     """A board in a directory that all processes share, a file per process.
 
-    How old a note is, its file system says: the clocks of several machines need not agree.
+    How old a note is, its file's time says. Where a file server sets that, the clocks of several machines
+    need not agree; else they must, to a second or so.
 
     Args:
         path: The directory; made if it is missing.

@@ -7,7 +7,7 @@ runs an equal part. When that one is gone, the next takes over with the numbers 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from forebay.actors.board import Note, Posted, Sight, shifted
@@ -33,8 +33,8 @@ class Crew:
         self, name: str, joined_s: float, lanes: Lanes, *, expected: int = 1, patience_s: float = 5.0
     ) -> None:
         self._name, self._joined_s, self._patience_s = name, joined_s, patience_s
-        self._expected, self._began_s = expected, -1.0
-        self.lanes = lanes
+        self._expected, self._began_s, self._met_s = expected, -1.0, 0.0
+        self.lanes, self._first = lanes, lanes.totals(0.0)
         self.decides = True
         self._number = 0
         self._live: Mapping[str, int] = {}
@@ -83,7 +83,10 @@ class Crew:
         order = sorted(self._present, key=lambda name: (self._present[name].note.joined_s, name))
         if self._name not in self._present:
             return False
-        self._began_s = now_s if self._began_s < 0.0 else self._began_s
+        self._met_s = now_s
+        if self._began_s < 0.0:
+            self._began_s = now_s
+            self._join(order, now_s)
         if now_s >= self._began_s + self._patience_s:
             self._expected = 1
         self.lanes.part = Part(order.index(self._name), max(len(order), self._expected))
@@ -91,7 +94,7 @@ class Crew:
         if self.decides:
             self.lanes.take_over(now_s)
         else:
-            self._follow(self._present[order[0]].note)
+            self._follow(self._present[order[0]].note, now_s)
         return self.decides != decided
 
     def decide(self, now_s: float, demand: Mapping[str, Demand]) -> list[tuple[str, Decision]]:
@@ -108,7 +111,7 @@ class Crew:
         for name, one in others.items():
             heard = self._heard.get(name, 0)
             news = [sight for sight in one.note.sights if sight.number > heard]
-            sights += [(sight, dict(shifted(one, sight, now_s))) for sight in news]
+            sights += [(sight, dict(shifted(one, sight, self._met_s))) for sight in news]
             self._heard[name] = max([heard, *(sight.number for sight in news)])
         self._heard = {name: number for name, number in self._heard.items() if name in others}
         notes = [one.note for one in others.values()]
@@ -127,7 +130,14 @@ class Crew:
         }
         return self.lanes.look(seen, lag_s=lag_s)
 
-    def _follow(self, note: Note) -> None:
+    def _join(self, order: Sequence[str], now_s: float) -> None:
+        """Begin with what the others run: with a clock that is behind theirs, it is the one that decides."""
+        plans = (self._present[name].note.plan for name in order if name != self._name)
+        plan = next((dict(one) for one in plans if one is not None), None)
+        if plan is not None and self.lanes.totals(now_s) == self._first != plan:
+            self.lanes.plan = plan
+
+    def _follow(self, note: Note, now_s: float) -> None:
         """Do what the one that decides tells."""
         heard = note.heard.get(self._name, 0)
         self._pending = [sight for sight in self._pending if sight.number > heard]
@@ -135,7 +145,7 @@ class Crew:
         if note.plan is not None:
             self.lanes.plan = dict(note.plan)
         elif self.lanes.plan is None:
-            self.lanes.plan = self.lanes.totals(note.now_s)
+            self.lanes.plan = self.lanes.totals(now_s)
 
 
 def _most(said: list[bool]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -58,16 +59,21 @@ class Lines:
     def _read(self) -> None:
         rest = b""
         # Not through sys.stdin: its lock, held by a waiting thread, would abort the interpreter at its end.
-        while read := os.read(self._descriptor, _READ_BYTES):
+        while read := self._more():
             *lines, rest = (rest + read).split(b"\n")
             self._put(*(line.decode(errors="replace").removesuffix("\r") for line in lines))
         self._put(*([rest.decode(errors="replace")] if rest else []), None)
 
+    def _more(self) -> bytes:
+        try:
+            return os.read(self._descriptor, _READ_BYTES)
+        except OSError:  # the terminal hung up, or nobody reads any more and the descriptor is closed
+            return b""
+
     def _put(self, *lines: str | None) -> None:
-        for line in lines:
-            if self._loop.is_closed():
-                return
-            self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for a line
+            for line in lines:
+                self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
 
 
 class PersonGenerator:

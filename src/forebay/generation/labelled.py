@@ -85,6 +85,7 @@ class LabelledServer:
                 if self._model is None:
                     raise
                 self._version = None  # it was restarted, and knows no adapters yet
+                await self._clock.asleep(_POLL_S)
                 continue
             completion = None if data is None else self._accepted(data, request.min_version)
             if completion is not None:

@@ -65,13 +65,16 @@ class VllmServer:
             directory: Where they are; what was read of it before is forgotten.
 
         Raises:
-            GenerationError: The server failed, or still holds what it was to forget.
+            GenerationError: The server failed, still holds what it was to forget, or knows `name` for another
+                directory, whose adapters it would go on with.
         """
+        known = {card.id: card.root for card in await self._cards()}
+        _refuse_another_place(known.get(name), name, self.address, directory)
         for adapter in await self._loaded_adapters():
             await self._rpc("remove_lora", {"lora_id": adapter})
         if left := await self._loaded_adapters():
             raise GenerationError(f"vLLM at {self.address} keeps adapters that it was to forget", got=left)
-        if name not in {card.id for card in await self._cards()}:
+        if name not in known:
             body = control.AdapterBody(lora_name=name, lora_path=str(directory))
             await self._post(control.LOAD_ADAPTERS_PATH, body, self._settings.vllm_load_timeout_s)
 
@@ -258,3 +261,13 @@ async def check_vllm(
             raise ConfigError(f"no vLLM server at {address}: {error}", remedy=HOW_TO_START) from error
         finally:
             await server.close()
+
+
+def _refuse_another_place(root: str | None, name: str, address: str, directory: Path) -> None:
+    if root is not None and Path(root).resolve() != directory.resolve():
+        raise GenerationError(
+            f"vLLM at {address} takes {name} from another directory",
+            got=root,
+            limit=directory,
+            remedy="Restart it.",
+        )

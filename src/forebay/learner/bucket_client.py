@@ -38,6 +38,8 @@ _MAX_PAUSE_S: Final = 30.0
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _REFUSED_NOT: Final = (408, 429)
+# S3 answers so, with status 400, to an upload that stood still for some seconds.
+_STALLED: Final = "RequestTimeout"
 # Where the libraries of both clouds ask a machine for the credentials of its own account.
 _METADATA: Final = ("latest/api/token", "latest/meta-data", "computeMetadata", "security-credentials")
 _ENDPOINTS: Final = {
@@ -219,6 +221,8 @@ class BucketClient:
         if status is None or not 400 <= int(status[1]) < 500 or int(status[1]) in _REFUSED_NOT:
             return None
         code = _CODE.search(text)
+        if code is not None and code[1] == _STALLED:
+            return None
         return ConfigError(
             f"{self.url} refuses to {doing.split()[0]}",
             got=f"{status[1]} {code[1]}" if code else status[1],

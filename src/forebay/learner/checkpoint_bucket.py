@@ -152,14 +152,18 @@ class BucketShelf:
         return written
 
     def install(self, draft: Draft, manifest: CheckpointManifest) -> None:
-        """See that every file is there, and write the manifest; delete what it replaces."""
+        """See that every file is there, and write the manifest; delete what it replaces.
+
+        What a newer life wrote of this step stays: this one may be thought dead.
+        """
         name = _name(draft)
         folder = BucketFolder(self._client, name, self._list().get(name, {}), MANIFEST_FILE)
         refuse_missing_files(folder, manifest)
         fault_point("checkpoint_written", draft.step)
         self.renew(folder, manifest)
-        for other, _ in self._by_age():
-            if other.mark == MANIFEST_FILE and _step(other.name) == draft.step and other != folder:
+        for other, life in self._by_age():
+            replaced = other.mark == MANIFEST_FILE and _step(other.name) == draft.step and other != folder
+            if replaced and life <= draft.incarnation:
                 self.delete(other)
 
     def renew(self, folder: BucketFolder, manifest: CheckpointManifest) -> None:

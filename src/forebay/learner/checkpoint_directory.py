@@ -146,16 +146,19 @@ class DirectoryShelf:
 
     def renew(self, folder: DirectoryFolder, manifest: CheckpointManifest) -> None:
         """Give a checkpoint another cursor and metric."""
-        write_manifest(folder.path, manifest, fsync=self._fsync)
+        with _explained_change(folder):
+            write_manifest(folder.path, manifest, fsync=self._fsync)
 
     def set_aside(self, folder: DirectoryFolder) -> DirectoryFolder:
         """Rename a checkpoint as the best."""
         step = folder.manifest().cursor.version.version
-        return DirectoryFolder(folder.path.rename(best_directory(self._path, step)))
+        with _explained_change(folder):
+            return DirectoryFolder(folder.path.rename(best_directory(self._path, step)))
 
     def delete(self, folder: DirectoryFolder) -> None:
         """Delete a checkpoint."""
-        delete(folder.path)
+        with _explained_change(folder):
+            delete(folder.path)
 
     def _partial(self, draft: Draft) -> Path:
         # Not the one of an earlier incarnation: a process of it may still be writing there.
@@ -181,3 +184,15 @@ class DirectoryShelf:
 def is_full(path: Path, num_bytes: int) -> bool:
     """Return whether a disk has no room for so many bytes."""
     return shutil.disk_usage(path).free < num_bytes
+
+
+@contextmanager
+def _explained_change(folder: DirectoryFolder) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot change {folder}: {error.strerror}",
+            got=f"{shutil.disk_usage(folder.path.parent).free} bytes free",
+            remedy="Free disk space, or check the directory; the checkpoints in it stay whole.",
+        ) from error

@@ -10,6 +10,7 @@ from forebay.learner.checkpoint_bucket import BucketShelf
 from forebay.learner.checkpoint_directory import DirectoryShelf
 from forebay.learner.checkpoint_shelf import Shelf
 from forebay.learner.settings import LearnerSettings, is_bucket
+from forebay.telemetry.files import require_place
 
 _CHECK_RETRY_S = 5.0
 
@@ -35,11 +36,11 @@ def open_shelf(settings: LearnerSettings, directory: Path, run_id: str) -> Shelf
 
 
 def check_place(settings: LearnerSettings) -> None:
-    """See that a bucket can be reached and takes what a run does to it; nothing stays in it.
+    """See that a place for checkpoints takes what a run does to it; nothing stays in it.
 
     Raises:
-        ConfigError: It cannot be reached, or refuses; the message says what.
-        BucketError: It cannot be reached.
+        ConfigError: A bucket refuses, or nothing can be written below a directory; the message says what.
+        BucketError: A bucket cannot be reached.
     """
     path = settings.checkpoint_path
     if path is None:
@@ -48,10 +49,10 @@ def check_place(settings: LearnerSettings) -> None:
         BucketClient(path.rstrip("/"), patience_s=0.0, retry_s=_CHECK_RETRY_S).check()
         return
     try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        require_place(Path(path).absolute() / "RUN_ID")
+    except ConfigError as error:
         raise ConfigError(
-            f"learner.checkpoint_path cannot be made: {error.strerror}",
-            got=path,
+            "nothing can be written below learner.checkpoint_path",
+            got=error.got or path,
             remedy="Name a directory that you may write to.",
         ) from None

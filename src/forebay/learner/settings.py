@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -27,7 +28,7 @@ class LearnerSettings(BaseModel):
     checkpoint_path: str | None = Field(
         None,
         description="Where checkpoints go, each run's below its id: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
-        "or a directory; by default the run directory.",
+        "or a directory, from the root on; by default the run directory.",
     )
     checkpoint_timeout_s: float = Field(
         600.0,
@@ -75,6 +76,11 @@ class LearnerSettings(BaseModel):
             raise ValueError(
                 f"learner.checkpoint_path={path!r} names nothing that checkpoints can go to. "
                 "Give s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or a directory."
+            )
+        if path is not None and not is_bucket(path) and not Path(path).is_absolute():
+            raise ValueError(
+                f"learner.checkpoint_path={path!r} is another place in every working directory. "
+                f"Give it from the root on: {Path(path).absolute()}."
             )
         return path
 

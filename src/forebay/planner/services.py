@@ -131,8 +131,9 @@ def prompts_of(traffic: Traffic) -> tuple[Distribution, Distribution]:
     Args:
         traffic: What episodes ask.
     """
-    if traffic.first_prompt_tokens is not None and traffic.observed_tokens is not None:
-        return traffic.first_prompt_tokens, traffic.observed_tokens
+    if traffic.first_prompt_tokens is not None:
+        # Where nothing was observed, no episode had a second call.
+        return traffic.first_prompt_tokens, traffic.observed_tokens or constant(0.0)
     unsampled = max(0.0, traffic.episode_tokens.mean - traffic.action_tokens.mean)
     later_calls = traffic.turns.mean - 1.0
     first = min(unsampled, traffic.prompt_tokens.values[0]) if later_calls > 0.0 else unsampled

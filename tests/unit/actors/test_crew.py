@@ -93,6 +93,31 @@ def test_the_next_one_goes_on_from_the_numbers_of_the_one_that_is_gone() -> None
     assert crews["b"].lanes.allowed(9.0) == {"tool": 70}
 
 
+def test_one_that_joins_with_a_clock_behind_goes_on_from_what_the_others_run() -> None:
+    crews = {"a": crew("a", 5.0)}
+    crews["a"].lanes.controllers["tool"].resume(70, 0.0)
+    meet(crews, 1.0)
+    crews["late"] = crew("late", 1.0)
+    meet(crews, 2.0)
+    meet(crews, 2.5)
+    assert [one.decides for one in crews.values()] == [False, True]
+    assert [one.lanes.totals(2.5) for one in crews.values()] == [{"tool": 70}] * 2
+
+
+def test_a_store_that_is_slow_to_answer_does_not_make_turns_of_others_later() -> None:
+    crews = {"a": crew("a", 1.0), "b": crew("b", 2.0)}
+    meet(crews, 0.0)
+    crews["b"].lanes.turn("tool", Turn(0, 10.0, 0.0, 0.5))
+    for one in crews.values():
+        one.look(11.0, {"tool": 8})
+    meet(crews, 11.0)
+    crews["a"].lanes.controllers["tool"].resume(16, 10.5)
+    crews["a"].decide(19.0, {"tool": STARVED})
+    epoch = crews["a"].lanes.controllers["tool"]._pace.epoch
+    assert epoch is not None
+    assert (epoch.num_turns, epoch.turns) == (1, []), "the turn began before the number was changed"
+
+
 def test_without_a_board_a_process_goes_on_as_it_was() -> None:
     one = crew("a", 1.0)
     assert one.meet({"b": Posted(0.0, Note(0.0, 0.0))}, 1.0) is False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from benchmarks.prediction_study import probing
 from benchmarks.prediction_study.calibration import (
     learner_part,
     tokens_of_calls,
@@ -32,6 +34,7 @@ from benchmarks.prediction_study.profiling import with_turns
 from benchmarks.prediction_study.settings import SETTINGS, WORKBENCH, Setting, Waits
 from forebay.clock import ManualClock
 from forebay.envs.protocol import Action, Task
+from forebay.errors import PeerFailedError
 from forebay.generation.slots import DecodeBatch, decode_batch
 from forebay.planner.distribution import constant
 from forebay.planner.profile import LearnerBucket, LearnerProfile, Traffic
@@ -237,3 +240,11 @@ def test_a_slower_machine_is_told_apart_from_a_wrong_simulation() -> None:
     assert found.steps_per_h == pytest.approx(900.0)
     # The bare step is as fast as before: half of what it does is useful.
     assert (found.busy, found.goodput) == (pytest.approx(1.0), pytest.approx(0.5))
+
+
+def test_an_audit_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "_TIMEOUT_S", 0.05)
+    audit = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    with pytest.raises(PeerFailedError, match=r"the audit for learner.json did not end within 0.05 s"):
+        probing._ended(tmp_path / "learner.json", audit)
+    assert audit.returncode == -9

@@ -64,6 +64,20 @@ def test_a_regular_file_can_be_played_from(tmp_path: Path) -> None:
     assert asyncio.run(main()) == ["1", "2", None]
 
 
+def test_a_terminal_that_hangs_up_ends_the_input() -> None:
+    async def main() -> list[str | None]:
+        terminal, descriptor = os.openpty()
+        lines = Lines(descriptor)
+        os.write(terminal, b"one\n")
+        found = [await lines.next()]
+        os.close(terminal)
+        found.append(await lines.next())
+        os.close(descriptor)
+        return found
+
+    assert asyncio.run(main()) == ["one", None]
+
+
 def test_what_is_said_becomes_certain_tokens_with_the_stop_token() -> None:
     async def main() -> None:
         async def ask() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -78,6 +79,14 @@ class FakeExecutor:
 
     def restore(self, row: Any, slot: int) -> None:
         self.cache[slot] = list(row)
+
+
+class Unhurried(FakeExecutor):
+    """Leaves the interpreter to other threads while it decodes, as a device does."""
+
+    def decode(self, batch: DecodeBatch) -> Decoded:
+        time.sleep(0.01)
+        return super().decode(batch)
 
 
 class Gated(FakeExecutor):

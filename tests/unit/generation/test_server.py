@@ -14,7 +14,7 @@ import pytest
 from forebay.errors import GenerationError
 from forebay.generation.http_wire import encode_request
 from forebay.generation.protocol import BadRequestError, OverloadedError, UnreachableError
-from tests.unit.generation.fakes import FakeExecutor, Gated, request, version
+from tests.unit.generation.fakes import FakeExecutor, Gated, Unhurried, request, version
 from tests.unit.generation.servers import CONTEXT, calling, serving
 
 ROUTES = [
@@ -69,7 +69,7 @@ def test_a_client_that_hangs_up_aborts_its_request() -> None:
 def test_same_id_twice_at_once_is_a_conflict() -> None:
     async def scenario() -> None:
         async with (
-            serving() as (address, generator),
+            serving(Unhurried(2, CONTEXT)) as (address, generator),
             calling(address) as client,
             aiohttp.ClientSession() as session,
         ):

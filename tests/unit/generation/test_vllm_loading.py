@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from forebay.errors import ConfigError, GenerationError, WeightsError
 from forebay.generation.client import HttpGenerator
@@ -130,6 +132,40 @@ def test_whole_weights_and_adapters_are_not_taken_for_one_another(tmp_path: Path
             with pytest.raises(WeightsError, match=r"holds whole weights, and .* needs adapters only"):
                 await control.look()
             assert fake.label != UNKNOWN_LABEL and fake.verbs == []
+
+    asyncio.run(scenario())
+
+
+def test_adapters_of_another_directory_are_not_sampled_with_under_a_new_label(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm(max_lora_rank=8)
+        publish(tmp_path / "new", 2)
+        fake.adapters["forebay-mine"] = tmp_path / "old" / "vllm-0"
+        async with controlling(fake, tmp_path / "new") as (control, _):
+            with pytest.raises(GenerationError, match=r"from another directory \(got .*old/vllm-0"):
+                await control.look()
+            assert fake.label == UNKNOWN_LABEL and not fake.going.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_never_gets_the_adapters_is_asked_now_and_then_until_the_deadline(
+    tmp_path: Path,
+) -> None:
+    class Counting(FakeVllm):
+        asked = 0
+
+        async def generate(self, request: Request) -> Response:
+            self.asked += 1
+            return await super().generate(request)
+
+    async def scenario() -> None:
+        fake = Counting(max_lora_rank=8)
+        fake.label = "0.1/0.1@mine"
+        async with controlling(fake, tmp_path) as (_, client):
+            completion = await client.generate(request("a", deadline_s=0.5))
+            assert completion.finish == "deadline"
+            assert 1 <= fake.asked <= 11, "it was asked without a pause"
 
     asyncio.run(scenario())
 

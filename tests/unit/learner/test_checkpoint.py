@@ -306,3 +306,21 @@ def test_a_failed_save_in_the_background_is_seen_by_whoever_checks(tmp_path, mon
         checkpointer.check()
     checkpointer.check()  # it is said once
     assert [entry.name for entry in tmp_path.iterdir()] == ["step_1"]
+
+
+def test_a_checkpoint_that_cannot_be_renewed_or_deleted_is_an_error_of_the_checkpoint(tmp_path):
+    path = tmp_path / "checkpoints"
+    checkpointer = Checkpointer(path, keep=1)
+    checkpointer.save(state_of(1), cursor_of(1))
+    (path / "step_1" / ".partial-manifest.json").mkdir()
+    with pytest.raises(
+        CheckpointError, match=r"cannot change .*/step_1: Is a directory \(got \d+ bytes free"
+    ):
+        checkpointer.save(state_of(1), cursor_of(1, incarnation=1))
+    (path / "step_1" / ".partial-manifest.json").rmdir()
+    (path / ".trash-step_1").mkdir()
+    (path / ".trash-step_1" / "held").touch()
+    with pytest.raises(CheckpointError, match=r"cannot change .*/step_1: Directory not empty"):
+        checkpointer.save(state_of(2), cursor_of(2))
+    restored = Checkpointer(path).restore_newest(state_of(0))
+    assert restored.cursor == cursor_of(2)

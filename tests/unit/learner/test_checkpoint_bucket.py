@@ -6,11 +6,13 @@ import logging
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from forebay.clock import ManualClock, SystemClock
 from forebay.errors import BucketError, CheckpointError, ConfigError
@@ -110,6 +112,51 @@ def test_the_same_arrays_renew_the_manifest_and_others_replace_the_checkpoint(cl
     restored = checkpointer.restore_newest(state_of(0))
     assert restored is not None
     assert bits_of(restored.state) == bits_of(state_of(9))
+
+
+def test_a_life_thought_dead_replaces_nothing_of_a_newer_one(client: BucketClient) -> None:
+    alive, thought_dead = Checkpointer(BucketShelf(client)), Checkpointer(BucketShelf(client))
+    alive.save(state_of(1), cursor_of(1, incarnation=1))
+    thought_dead.save(state_of(9), cursor_of(1))
+    restored = Checkpointer(BucketShelf(client)).restore_newest(state_of(0))
+    assert restored is not None
+    assert (bits_of(restored.state), restored.cursor) == (bits_of(state_of(1)), cursor_of(1, incarnation=1))
+    for step in (2, 3, 4, 5):
+        alive.save(state_of(step), cursor_of(step, incarnation=1))
+    assert {name.split("-")[0] for name in client.list()} == {"step_4", "step_5"}
+
+
+def test_an_upload_that_stood_still_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """moto never gives up on an upload; S3 does, with a status that else means a refusal."""
+    answers = [
+        (
+            400,
+            b"<Error><Code>RequestTimeout</Code><Message>It stood still</Message></Error>",
+        ),
+        (200, b""),
+    ]
+
+    class Server(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            status, body = answers.pop(0)
+            self.send_response(status)
+            for name, value in (("ETag", '"1"'), ("Content-Length", str(len(body)))):
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server, ThreadPoolExecutor(1) as executor:
+        executor.submit(server.serve_forever)
+        bucket = TestBucket("s3://bucket/runs", bucket_server.environment_of("s3", server.server_port))
+        try:
+            client_of(bucket.use(monkeypatch), patience_s=60.0, clock=ManualClock()).put_small("x", b"data")
+        finally:
+            server.shutdown()
+    assert answers == []
 
 
 def test_c57_what_is_damaged_is_named_and_the_newest_whole_one_restored(
@@ -275,6 +322,21 @@ def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(ConfigError, match=r"not installed: obstore\. .*pip install 'forebay\[bucket\]'"):
         check_place(LearnerSettings(checkpoint_path="s3://bucket/runs"))
+
+
+def test_a_directory_for_checkpoints_is_looked_at_and_not_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check_place(LearnerSettings(checkpoint_path=str(tmp_path / "new" / "deep")))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(
+        ConfigError, match=r"below learner\.checkpoint_path \(got Not a directory, in /.*/file\)"
+    ):
+        check_place(LearnerSettings(checkpoint_path=str(tmp_path / "file")))
+
+
+def test_a_directory_for_checkpoints_is_the_same_from_everywhere() -> None:
+    with pytest.raises(ValidationError, match=r"'runs/saved' is another place in every working directory"):
+        LearnerSettings(checkpoint_path="runs/saved")
 
 
 def test_runs_that_share_a_place_do_not_see_one_another(

@@ -102,3 +102,8 @@ def test_lengths_that_were_not_told_apart_are_right_on_the_average() -> None:
     assert (first.mean, between.mean) == (12.0, 20.0)
     first, between = prompts_of(asked(turns=constant(1.0)))
     assert (first.mean, between.mean) == (72.0, 0.0)
+
+
+def test_first_prompts_of_episodes_of_one_call_are_as_they_were() -> None:
+    uneven = sampled([10.0, 30.0])
+    assert prompts_of(asked(turns=constant(1.0), first_prompt_tokens=uneven)) == (uneven, constant(0.0))
