@@ -7,14 +7,14 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final, Literal
 
 import msgspec
 
 from forebay.errors import ConfigError, PeerFailedError
-from forebay.launch.placement import CPUS_VARIABLE, PARENT_VARIABLE
+from forebay.launch.placement import CPUS_VARIABLE, PARENT_VARIABLE, with_huge_pages
 from forebay.planner.distribution import Distribution
 from forebay.planner.profile_records import LearnerBucket, LearnerLevel
 
@@ -92,11 +92,10 @@ def started(job: Job, cpus: tuple[int, ...]) -> Iterator[Iterator[Message]]:
         ConfigError: It says that a setting cannot work.
         PeerFailedError: It failed otherwise, or says nothing any more.
     """
-    env = os.environ | {PARENT_VARIABLE: str(os.getpid()), CPUS_VARIABLE: ",".join(map(str, cpus))}
     # Its own session keeps Ctrl-C away from it: what it has measured is kept, then it is ended here.
     process = subprocess.Popen(
         [sys.executable, "-m", "forebay.cli.audit_child"],
-        env=env,
+        env=environment_of(os.environ, cpus),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -109,6 +108,17 @@ def started(job: Job, cpus: tuple[int, ...]) -> Iterator[Iterator[Message]]:
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()
+
+
+def environment_of(environ: Mapping[str, str], cpus: tuple[int, ...]) -> dict[str, str]:
+    """Return the environment of a job's process: that of a learner which `forebay train` starts.
+
+    Args:
+        environ: That of this process.
+        cpus: Cores that it may use.
+    """
+    placed = {PARENT_VARIABLE: str(os.getpid()), CPUS_VARIABLE: ",".join(map(str, cpus))}
+    return {**environ, **placed, **with_huge_pages(environ)}
 
 
 def messages_of(process: subprocess.Popen[bytes], job: Job, patience_s: float) -> Iterator[Message]:

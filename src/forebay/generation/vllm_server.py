@@ -65,8 +65,7 @@ class VllmServer:
             directory: Where they are; what was read of it before is forgotten.
 
         Raises:
-            GenerationError: The server failed, still holds what it was to forget, or knows `name` for another
-                directory, whose adapters it would go on with.
+            GenerationError: The server failed, keeps what it was to forget, or takes `name` from elsewhere.
         """
         known = {card.id: card.root for card in await self._cards()}
         _refuse_another_place(known.get(name), name, self.address, directory)
@@ -109,14 +108,8 @@ class VllmServer:
             ConfigError: It was not; the message says how.
             GenerationError: It cannot be reached.
         """
-        card, context = await self._card(), self._settings.context
-        if (card.max_model_len or context) < context:
-            raise ConfigError(
-                f"vLLM at {self.address} takes fewer tokens than generator.context",
-                got=f"--max-model-len {card.max_model_len}",
-                limit=f">= {context}",
-                remedy="Start it with a longer one, or lower generator.context.",
-            )
+        card = await self._card()
+        _refuse_shorter(card.max_model_len, self._settings.context, self.address)
         config = await self._check_routes()
         if lora is not None:
             await self._check_adapters(config, lora.rank or 0)
@@ -270,4 +263,14 @@ def _refuse_another_place(root: str | None, name: str, address: str, directory: 
             got=root,
             limit=directory,
             remedy="Restart it.",
+        )
+
+
+def _refuse_shorter(length: int | None, context: int, address: str) -> None:
+    if length and length < context:
+        raise ConfigError(
+            f"vLLM at {address} takes fewer tokens than generator.context",
+            got=f"--max-model-len {length}",
+            limit=f">= {context}",
+            remedy="Start it with a longer one, or lower generator.context.",
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from forebay.cli.audit_jobs import Job, Said, messages_of
+from forebay.cli.audit_jobs import Job, Said, environment_of, messages_of
 from forebay.errors import ConfigError, PeerFailedError
 
 JOB = Job(kind="learner", run="runs/a")
@@ -101,3 +101,9 @@ def test_a_setting_that_cannot_work_is_one_here_too() -> None:
     code = 'import sys; sys.stdin.read(); print(\'{"type":"failed","text":"no device","code":2}\')'
     with process_of(code) as process, pytest.raises(ConfigError, match="no device"):
         list(messages_of(process, JOB, PATIENCE_S))
+
+
+def test_it_has_the_memory_and_the_cores_of_a_learner_that_is_started() -> None:
+    found = environment_of({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2", "HOME": "/home/me"}, (1, 3))
+    assert found["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"
+    assert (found["FOREBAY_CPUS"], found["HOME"]) == ("1,3", "/home/me")
