@@ -72,7 +72,8 @@ class LearnerSettings(BaseModel):
     @field_validator("checkpoint_path")
     @classmethod
     def _is_a_place(cls, path: str | None) -> str | None:
-        if path is not None and "://" in path and not is_bucket(path):
+        is_url = path is not None and ("://" in path or path.startswith(("s3:", "gs:")))
+        if path is not None and is_url and not is_bucket(path):
             raise ValueError(
                 f"learner.checkpoint_path={path!r} names nothing that checkpoints can go to. "
                 "Give s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or a directory."

@@ -337,6 +337,8 @@ def test_a_directory_for_checkpoints_is_looked_at_and_not_made(tmp_path: Path) -
 def test_a_directory_for_checkpoints_is_the_same_from_everywhere() -> None:
     with pytest.raises(ValidationError, match=r"'runs/saved' is another place in every working directory"):
         LearnerSettings(checkpoint_path="runs/saved")
+    with pytest.raises(ValidationError, match=r"'s3:/bucket/runs' names nothing"):
+        LearnerSettings(checkpoint_path="s3:/bucket/runs")
 
 
 def test_runs_that_share_a_place_do_not_see_one_another(
