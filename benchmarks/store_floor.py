@@ -225,17 +225,27 @@ def conclude(parts_us: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure, and print one JSON object."""
+def run(measure: Callable[[Path, int], dict[str, Any]], description: str | None, rounds: int) -> None:
+    """Measure as the command line says, and print what was found.
+
+    Args:
+        measure: Takes the directory for files and the number of rounds.
+        description: Of the command.
+        rounds: Unless another number is given.
+    """
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object (always done)")
-    parser.add_argument("--rounds", type=int, default=100, help="of 128 trajectories each")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on one line")
+    parser.add_argument("--rounds", type=int, default=rounds, help="of 128 trajectories each")
     parser.add_argument("--directory", type=Path, default=Path(), help="on the disk to be measured")
     options = parser.parse_args()
-    print(json.dumps(measure(options.directory, max(1, options.rounds)), indent=1))
+    if options.rounds < 1:
+        parser.error(f"--rounds must be 1 or more (got {options.rounds})")
+    if not options.directory.is_dir():
+        parser.error(f"--directory must be one that is there (got {options.directory})")
+    print(json.dumps(measure(options.directory, options.rounds), indent=None if options.json else 2))
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, rounds=100)

@@ -10,9 +10,7 @@ that the server spends in scripts, as it counts them itself; the lower decile of
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import sys
 import tempfile
@@ -23,13 +21,19 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.store_floor import NUM_GROUPS, NUM_TRAJECTORIES, PAYLOAD_BYTES, PUT_AT_ONCE
+from benchmarks.store_floor import (
+    CLAIMED_AT_ONCE,
+    NUM_GROUPS,
+    NUM_TRAJECTORIES,
+    PAYLOAD_BYTES,
+    PUT_AT_ONCE,
+    run,
+)
 from forebay.store import Slot, Store, StoreSettings, open_store
 from forebay.store.bench import redis_server
 from forebay.store.bench.workload import ORIGIN, make_branch, make_specs, make_trajectory, oldest_settled
 from forebay.store.putting import receipt_of
 
-CLAIMED_AT_ONCE: Final = 32
 _LEASE_S: Final = 600.0
 _ROOMY_BYTES: Final = 1 << 40
 _KEYS: Final = 64
@@ -168,17 +172,5 @@ def conclude(phases: dict[str, dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure, and print one JSON object."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object (always done)")
-    parser.add_argument("--rounds", type=int, default=30, help="of 128 trajectories each")
-    parser.add_argument("--directory", type=Path, default=Path(), help="on the disk to be measured")
-    options = parser.parse_args()
-    print(json.dumps(measure(options.directory, max(1, options.rounds)), indent=1))
-
-
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, rounds=30)

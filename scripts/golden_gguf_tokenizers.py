@@ -12,12 +12,12 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from llama_cpp import token_ids
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "gguf_tokenizers.json"
@@ -131,24 +131,10 @@ def bpe_vocabulary() -> dict[str, Any]:
 
 def llama_cpp_ids(vocabulary: dict[str, Any], texts: list[str], **keys: Any) -> list[list[int]]:
     """Return the ids that llama.cpp gives to texts."""
-    import xllamacpp
-
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.gguf"
         _write_model(path, vocabulary, keys)
-        parameters = xllamacpp.CommonParams()
-        parameters.model.path = str(path)
-        parameters.n_ctx = 64
-        parameters.n_parallel = 1
-        server = xllamacpp.Server(parameters)
-        return [_ask(server.listening_address, text) for text in texts]
-
-
-def _ask(address: str, text: str) -> list[int]:
-    body = json.dumps({"content": text, "add_special": False, "parse_special": True}).encode()
-    request = urllib.request.Request(f"{address}/tokenize", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request) as answer:
-        return json.loads(answer.read())["tokens"]
+        return token_ids(path, texts)
 
 
 def _write_model(path: Path, vocabulary: dict[str, Any], keys: dict[str, Any]) -> None:

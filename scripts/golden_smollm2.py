@@ -12,9 +12,10 @@ import json
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from pathlib import Path
 from typing import Any
+
+from llama_cpp import token_ids
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "smollm2.json"
 SPLITS = ("smollm", "starcoder", "refact", "gpt-2", "llama-bpe")
@@ -86,25 +87,11 @@ def tokens(gguf: Path) -> dict[str, Any]:
 
 
 def _llama_cpp_ids(gguf: Path, split: str) -> list[list[int]]:
-    import xllamacpp
-
     with tempfile.TemporaryDirectory() as directory:
         changed = Path(directory) / "model.gguf"
         rewrite = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--pre-tokenizer", split]
         subprocess.run([*rewrite, str(gguf), str(changed)], check=True, stdout=subprocess.DEVNULL)
-        parameters = xllamacpp.CommonParams()
-        parameters.model.path = str(changed)
-        parameters.n_ctx = 256
-        parameters.n_parallel = 1
-        server = xllamacpp.Server(parameters)
-        return [_ask(server.listening_address, text) for text in TEXTS]
-
-
-def _ask(address: str, text: str) -> list[int]:
-    body = json.dumps({"content": text, "add_special": False, "parse_special": True}).encode()
-    request = urllib.request.Request(f"{address}/tokenize", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request) as answer:
-        return json.loads(answer.read())["tokens"]
+        return token_ids(changed, TEXTS)
 
 
 def model(gguf: Path) -> dict[str, Any]:
