@@ -32,7 +32,7 @@ def open_shelf(settings: LearnerSettings, directory: Path, run_id: str) -> Shelf
     if is_bucket(path):
         url = f"{path.rstrip('/')}/{run_id}"
         return BucketShelf(BucketClient(url, patience_s=settings.checkpoint_timeout_s))
-    return DirectoryShelf(Path(path).absolute() / run_id, fsync=True)
+    return DirectoryShelf(Path(path) / run_id, fsync=True)
 
 
 def check_place(settings: LearnerSettings) -> None:
@@ -49,7 +49,7 @@ def check_place(settings: LearnerSettings) -> None:
         BucketClient(path.rstrip("/"), patience_s=0.0, retry_s=_CHECK_RETRY_S).check()
         return
     try:
-        require_place(Path(path).absolute() / "RUN_ID")
+        require_place(Path(path) / "RUN_ID")
     except ConfigError as error:
         raise ConfigError(
             "nothing can be written below learner.checkpoint_path",

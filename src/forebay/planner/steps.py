@@ -15,7 +15,7 @@ from forebay.batching.packing import Bucket, plan_rows
 from forebay.planner.events import Draws
 from forebay.planner.profile import LearnerProfile
 from forebay.planner.scenario import Scenario
-from forebay.planner.training import Trained, Update
+from forebay.planner.training import StepTimes, Trained, Update
 
 # As the learner times the bare step: the best of so many calls.
 _BARE_CALLS: Final = 3
@@ -25,12 +25,8 @@ _KEPT_PLANS: Final = 8
 _TYPICAL: Final = 30
 
 
-class Steps(Protocol):
-    """What batches take."""
-
-    def draw(self, trained: Trained) -> float:
-        """Return the time of a step, seconds."""
-        ...
+class Steps(StepTimes, Protocol):
+    """What batches take, and what of that is useful."""
 
     def useful_s(self, trained: Trained) -> float:
         """Return the seconds that the bare step would need on full rows for what is trained."""

@@ -131,7 +131,7 @@
     const axes = { stroke: color("--soft"), font: "12px system-ui, sans-serif",
       grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line"), width: 1 } };
     const over = axis === "time"
-      ? { incrs: timeSteps, values: (plot, ticks) => ticks.map(duration), space: 58 }
+      ? { incrs: timeSteps, values: (plot, ticks) => ticks.map(duration), space: 84 }
       : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6],
         values: (plot, ticks) => ticks.map(figure), space: 60 };
     const say = (value) => (value == null ? "–" : write(value));
