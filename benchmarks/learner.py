@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.learner_bench import page  # noqa: E402
 from benchmarks.learner_bench.plan import COMPUTE, EFFORTS, SECTIONS, Effort  # noqa: E402
-from forebay.launch.placement import with_huge_pages  # noqa: E402
+from forebay.launch.placement import keep_freed_memory, share_one_heap, with_huge_pages  # noqa: E402
 from forebay.models.settings import ComputeSettings  # noqa: E402
 
 NO_TORCH = "no Python with torch and transformers was named (--torch-python)"
@@ -172,6 +172,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         os.sched_setaffinity(0, {cores()[0]})
+        share_one_heap()
+        keep_freed_memory()
         section, arguments = json.loads(options.child)
         print(json.dumps(page.as_tree(CHILDREN[section](**arguments))))
         return

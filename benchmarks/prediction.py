@@ -58,8 +58,11 @@ def main() -> None:
         shutil.rmtree(options.work, ignore_errors=True)
     prepare_environment()
     size = "quick" if options.quick else "full"
-    settings = _chosen(options.settings, quick=options.quick)
-    profiles = Profiles(options.work / "profiles", _CALIBRATION_SECONDS[size], _say)
+    settings = [
+        msgspec.structs.replace(one, num_layers=options.layers)
+        for one in _chosen(options.settings, quick=options.quick)
+    ]
+    profiles = Profiles(options.work / "profiles", _CALIBRATION_SECONDS[size], options.layers, _say)
     began_s = time.monotonic()
     profiles.measure(settings)
     predictions = [_predicted(one, profiles, options.work) for one in settings]
@@ -70,7 +73,7 @@ def main() -> None:
     if options.write:
         learner = profiles.of(settings[0])[0].learner
         assert learner is not None
-        write_page(options.write, settings, predictions, measured, learner)
+        write_page(options.write, settings, predictions, measured, learner, options.layers)
     if options.json:
         print(json.dumps(result))
 
@@ -182,6 +185,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--settings", help="names, separated by commas; by default all")
     parser.add_argument("--write", type=Path, help="write the page with the table")
     parser.add_argument("--work", type=Path, default=_WORK, help="where everything is kept")
+    parser.add_argument(
+        "--layers",
+        type=int,
+        default=6,
+        help="blocks of the model: choose so that a step takes about half a second",
+    )
     parser.add_argument("--again", action="store_true", help="forget what was measured before")
     return parser.parse_args()
 

@@ -48,11 +48,15 @@ class Profiles:
     Args:
         directory: Where they lie.
         calibration_s: Training time of each calibrating run.
+        num_layers: Blocks of the model, as in every setting.
         say: Told what is being measured.
     """
 
-    def __init__(self, directory: Path, calibration_s: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path, calibration_s: float, num_layers: int, say: Callable[[str], None]
+    ) -> None:
         self._directory, self._calibration_s, self._say = directory, calibration_s, say
+        self._num_layers = num_layers
         directory.mkdir(parents=True, exist_ok=True)
 
     def measure(self, settings: Sequence[Setting]) -> None:
@@ -78,8 +82,10 @@ class Profiles:
         return self._directory / f"{name}.json"
 
     def _measure_parts(self) -> None:
-        paths, last = [], _CALIBRATIONS[-1]
-        for calibration in _CALIBRATIONS:
+        paths = []
+        calibrations = [msgspec.structs.replace(one, num_layers=self._num_layers) for one in _CALIBRATIONS]
+        last = calibrations[-1]
+        for calibration in calibrations:
             self._say(f"measures learner, store and weights: {calibration.name}")
             paths.append(self._directory / calibration.name)
             run_product(configure(calibration, self._calibration_s, _WARMUP_BATCHES), paths[-1])

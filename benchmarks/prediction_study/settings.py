@@ -46,6 +46,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         slots: Of the generator.
         episode_timeout_s: Deadline of an episode.
         seconds_s: Training time, from the first batch on; longer where chance weighs more.
+        num_layers: Blocks of the model: they make a step as long as waits are worth predicting beside.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 64
     episode_timeout_s: float = 30.0
     seconds_s: float = 42.0
+    num_layers: int = 6
 
     @property
     def overrides(self) -> list[str]:
@@ -76,6 +78,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             "staleness.on_stale": f'"{self.on_stale}"',
             "actors.episodes_per_process": self.places,
             "generator.slots": self.slots,
+            "model.num_layers": self.num_layers,
         }
         if self.credit is not None:
             values["staleness.credit"] = self.credit

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import msgspec
 
 from forebay.cli.audit_jobs import Failed, Job, LearnerFound, Message, Said
-from forebay.cli.roles import configure_jax
+from forebay.cli.roles import configure_jax, keep_memory_on_cpus
 from forebay.cli.runs import Run, join_run
 from forebay.errors import ForebayError
 from forebay.launch.placement import settle_in
@@ -58,6 +58,7 @@ def work(job: Job) -> Iterator[Message]:
     run = join_run(Path(job.run))
     configure_jax()
     device = _device()
+    keep_memory_on_cpus()
     if job.kind == "weights":
         _publish(run)
         return

@@ -21,6 +21,7 @@ from forebay.batching.supervised import (
 from forebay.chat import Chat, Message, supervised
 from forebay.cli.learner_weights import initial_adapters
 from forebay.cli.preflight import check_model_files
+from forebay.cli.roles import keep_memory_on_cpus
 from forebay.cli.runs import builtin_or_path, model_files, resolve_model
 from forebay.config import RunConfig
 from forebay.envs.demonstrations import make_demonstrations, read_demonstrations
@@ -34,7 +35,7 @@ from forebay.models.hf import to_hf_tensors
 from forebay.models.lora_layout import to_peft_tensors
 from forebay.models.params import Params, init_params
 from forebay.models.router_loss import router_loss_weights
-from forebay.models.sharding import find_devices, make_mesh
+from forebay.models.sharding import make_mesh
 from forebay.objectives.build import build_objective
 from forebay.objectives.denominators import batch_denominator
 from forebay.objectives.inputs import summarize
@@ -59,7 +60,7 @@ def imitate(config: RunConfig, to: Path) -> None:
         ConfigError: The directory exists, there is no device, or there is nothing to imitate.
     """
     require_place(to, is_new=True)
-    find_devices()
+    keep_memory_on_cpus()
     check_model_files(config)
     model, chat = resolve_model(config)
     examples = demonstrations(config, chat)

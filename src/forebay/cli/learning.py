@@ -21,6 +21,7 @@ from forebay.cli.learner_parts import (
 from forebay.cli.learner_telemetry import LearnerTelemetry
 from forebay.cli.learner_weights import LearnerWeights
 from forebay.cli.reference_model import make_reference
+from forebay.cli.roles import keep_memory_on_cpus
 from forebay.cli.runs import Run
 from forebay.clock import SystemClock
 from forebay.launch.placement import move_thread_to
@@ -67,6 +68,7 @@ def run_learner(run: Run, background_cpus: tuple[int, ...] = (), place: Place | 
     settle_thread = functools.partial(move_thread_to, background_cpus)
     with ExitStack() as stack:
         gang = None if place is None else stack.enter_context(join_gang(run, place))
+        keep_memory_on_cpus()
         if gang is not None and gang.process > 0:
             follow_learner(run, gang, settle_thread, stack)
             return

@@ -17,6 +17,7 @@ from forebay.cli.preflight import require_learner_packages
 from forebay.cli.runs import Run, join_run, supervised_by_parent
 from forebay.cli.tracing import open_tracer
 from forebay.errors import ConfigError
+from forebay.launch.placement import keep_freed_memory, share_one_heap
 from forebay.learner.run_directory import open_run
 from forebay.telemetry.logs import setup_logging
 
@@ -100,6 +101,7 @@ def generate(
 
     changes = {k: v for k, v in (("port", port), ("host", host)) if v is not None}
     settings = joined.config.generator.model_copy(update=changes)
+    keep_memory_on_cpus()
     run_server(
         joined.model,
         joined.layout.weights,
@@ -186,11 +188,24 @@ def _first_outgoing_port() -> int:
 
 
 def configure_jax() -> None:
-    """Set what JAX reads once, before it is imported: where compiled programs are kept."""
+    """Set what JAX reads once, before it is imported: where compiled programs are kept, and who allocates."""
+    share_one_heap()
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "forebay" / "jax"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+
+
+def keep_memory_on_cpus() -> None:
+    """Let programs that run on CPUs find their temporary memory where they left it; see `keep_freed_memory`.
+
+    Raises:
+        ConfigError: There is no device.
+    """
+    from forebay.models.sharding import find_devices
+
+    if find_devices()[0].platform == "cpu":
+        keep_freed_memory()
 
 
 def _learn(run: Run, place: tuple[int, int, str | None] | None) -> None:

@@ -102,7 +102,7 @@ def test_the_page_counts_what_holds(tmp_path: Path) -> None:
         for s in settings
     ]
     off = msgspec.structs.replace(SOME, busy=0.2)
-    write_page(tmp_path / "page.md", settings, said, [measured("a", SOME), measured("b", off)], audited())
+    write_page(tmp_path / "page.md", settings, said, [measured("a", SOME), measured("b", off)], audited(), 6)
     page = (tmp_path / "page.md").read_text()
     assert "**1 of 2 settings hold in all four figures, 7 of 8 figures do**" in page
     assert "holds in 2 of 2 settings" in page

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+
 import numpy as np
+import pytest
 
 from forebay.batching.packing import Bucket
-from forebay.learner.bare import full_rows_like, work_of
+from forebay.learner.bare import BareSpeed, BareWork, full_rows, full_rows_like, work_of
 from forebay.learner.timing import Length, made_up_batch
+from tests.unit.learner import small_run
 from tests.unit.learner.test_timing import BUCKET, LENGTHS, pack
+from tests.unit.models import tiny
 
 
 def test_a_bare_step_is_timed_on_full_rows_like_those_of_the_batch() -> None:
@@ -26,3 +32,16 @@ def test_padding_of_a_batch_is_no_useful_work() -> None:
     (small,) = made_up_batch(pack, [Length(2, 1)] * 6, 3, 50).updates
     assert set(full_rows_like(small)) == {Bucket(*BUCKET)}
     assert full_rows_like(small)[BUCKET].segment_ids.min() == 1
+
+
+def test_a_slow_moment_does_not_pass_for_the_speed_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare, rows = BareSpeed(), {bucket: full_rows(bucket, 4) for bucket in small_run.LADDER}
+    built, ticks = small_run.programs(), itertools.count()
+    work = BareWork()
+    work.updates = 1.0
+    found = []
+    for seconds in (2.0, 7.0, 1.0):
+        monkeypatch.setattr(time, "perf_counter", lambda seconds=seconds: seconds * next(ticks))
+        bare.calibrate(built, built.init_state(tiny.params()), rows)
+        found.append(bare.seconds(work))
+    assert found == [2.0, 2.0, 1.0]
