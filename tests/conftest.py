@@ -1,8 +1,9 @@
-"""What tests share: JAX on the CPU with a persistent cache, hypothesis profiles, time budgets."""
+"""What tests share: JAX on the CPU and bytecode with persistent caches, hypothesis profiles, time budgets."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -53,6 +54,14 @@ WHOLE_RUNS = {
 }
 
 
+def _keep_bytecode() -> None:
+    """Keep compiled modules where Python was told not to: the tests start hundreds of processes."""
+    if sys.dont_write_bytecode:
+        sys.dont_write_bytecode = False
+        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(ROOT / ".cache" / "python")
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
 def _configure_jax() -> None:
     """Set what JAX reads once, before any test module imports it."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -76,6 +85,7 @@ def _check_shapes() -> None:
     jaxtyping.install_import_hook(names, "beartype.beartype")
 
 
+_keep_bytecode()
 _configure_jax()
 _check_shapes()
 

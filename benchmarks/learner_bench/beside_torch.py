@@ -29,12 +29,17 @@ from benchmarks.learner_bench.step import (
     rows_of,
     utilization_of,
 )
+from forebay.launch.placement import TUNABLES_VARIABLE
 from forebay.models.checkpoint_io import save_model
 from forebay.models.hf import to_hf_tensors
 from forebay.models.params import init_params
 from forebay.models.settings import ComputeSettings
 
 _CHILD = Path(__file__).with_name("torch_step.py")
+# For the other side what `keep_freed_memory` does for this one.
+_KEEPS_FREED_MEMORY = (
+    "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"
+)
 
 
 class Beside(NamedTuple):
@@ -130,6 +135,8 @@ def compare(
 def torch_child(python: str, scratch: Path) -> Iterator[TorchStep]:
     """Start the other side on this process's core; it ends with the block."""
     environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    tunables = (environment.get(TUNABLES_VARIABLE), _KEEPS_FREED_MEMORY)
+    environment[TUNABLES_VARIABLE] = ":".join(filter(None, tunables))
     command = [python, str(_CHILD), str(scratch / "model"), str(scratch / "tokens.npy")]
     child = subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -16,6 +16,8 @@ MARGIN: Final = 0.03  # of the range of rewards; fixed before the first run
 LAGS: Final = (0, 1, 2, 4, 8, 16)
 SEEDS: Final = tuple(range(5))
 MORE_SEEDS: Final = tuple(range(5, 10))  # where five leave a verdict open that matters
+FRESH_SEEDS: Final = tuple(range(5, 20))  # chose nothing: they alone judge what was chosen
+TIMED_SEEDS: Final = FRESH_SEEDS[:5]
 TRIAL_SEEDS: Final = tuple(range(20, 23))  # choose what the others judge
 SYNCHRONOUS: Final = "default"
 PROBLEMS: Final = ("calculator", "frozenlake")
@@ -182,6 +184,7 @@ def fingerprint(cell: Cell, problem_fingerprint: str, timing: Timing) -> str:
 
 def plan() -> Iterator[Cell]:
     """Yield every cell of the study, the most important first; whoever runs them stops when time is up."""
+    yield from _judged()
     yield from _target()
     yield from _trials()
     yield from _at_eight()
@@ -193,6 +196,18 @@ def plan() -> Iterator[Cell]:
         yield from _each(problem, ("default",), "controlled", (0, 8), seeds=MORE_SEEDS)
         yield from _each(problem, ("default",), "controlled", (0, 8), LOW_RATE, MORE_SEEDS)
         yield from _each(problem, ("default",), "wait", (0, 8), seeds=MORE_SEEDS)
+
+
+def _judged() -> Iterator[Cell]:
+    """Yield what judges the shipped defaults at lag 8 on fresh seeds, and then how fast they are."""
+    for seed in FRESH_SEEDS:
+        for problem in PROBLEMS:
+            yield Cell(problem, SYNCHRONOUS, "controlled", 0, seed)
+            yield from _each(problem, CHOSEN, "controlled", (8,), seeds=(seed,), scale="long")
+    for seed in TIMED_SEEDS:
+        for problem in PROBLEMS:
+            yield Cell(problem, SYNCHRONOUS, "wait", 0, seed)
+            yield from _each(problem, CHOSEN, "wait", (8,), seeds=(seed,), scale="long")
 
 
 def _trials() -> Iterator[Cell]:

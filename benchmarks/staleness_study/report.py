@@ -6,19 +6,29 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from benchmarks.staleness_study.cells import MARGIN, SYNCHRONOUS, TRIAL_SEEDS, Cell, Regime
+from benchmarks.staleness_study.cells import (
+    FRESH_SEEDS,
+    MARGIN,
+    SYNCHRONOUS,
+    TRIAL_SEEDS,
+    Cell,
+    Regime,
+)
 from benchmarks.staleness_study.drawing import Chart, Point, Series, draw
 from benchmarks.staleness_study.inference import Difference, Mean, compare, mean_of
 from benchmarks.staleness_study.results import Result
 
 ON_THE_CLOCK: Final[tuple[Regime, ...]] = ("wait", "drop", "mask")
-_LONGER: Final = (
-    "Longer runs, each compared with a synchronous one of the usual length at the problem's own rate:"
-)
-_LONGER_TIMED: Final = "The same on the clock:"
-_TRIALS: Final = "Trials, on seeds that judge nothing, compared likewise:"
+# Of the seeds of a row: all that there are, or, of longer runs, those that one kind of evidence has.
+Part = Literal["all", "fresh", "chosen by", "trial"]
+_LONGER: Final[dict[Part, str]] = {
+    "fresh": "Longer runs on fresh seeds, which chose nothing, each compared with a synchronous one of the"
+    " usual length at the problem's own rate:",
+    "chosen by": "Longer runs on the seeds that the defaults were chosen by, compared likewise:",
+    "trial": "Trials, on seeds that judge nothing, compared likewise:",
+}
 _MARKS: Final = ("<!-- results: begin -->", "<!-- results: end -->")
 
 
@@ -32,12 +42,12 @@ class Row(NamedTuple):
         difference: To the synchronous run of the same seed.
         means: Figures of a step, means over seeds.
         clock_s: Mean virtual seconds of the whole run; None without a virtual clock.
-        speedup: Synchronous virtual time over this one's, of paired seeds; None without a virtual clock.
+        speedup: Synchronous virtual time over this one's, over paired seeds; None without a virtual clock.
         discarded: Share of the finished episodes that were rejected or had no trained token, for whatever
             reason; a deadline that left no reward is one.
         unscored: Share of the trained batches' episodes that a deadline left without a reward.
         masked: Share of the sampled tokens of trained batches that were left out as too old.
-        trial: Whether its seeds judge nothing.
+        part: Which seeds it is of.
     """
 
     cell: Cell
@@ -46,28 +56,39 @@ class Row(NamedTuple):
     difference: Difference
     means: dict[str, float]
     clock_s: float | None
-    speedup: float | None
+    speedup: Mean | None
     discarded: float
     unscored: float
     masked: float
-    trial: bool
+    part: Part
 
 
 def rows_of(results: Iterable[Result]) -> list[Row]:
     """Return a row for every cell that has a result, in the order of first results.
 
-    Seeds of trials have rows of their own, of long runs alone: others are what those are compared with.
+    Of long runs, fresh seeds, seeds that something was chosen by, and seeds of trials have rows of their own;
+    other runs are what those are compared with, seed by seed.
     """
     by_cell: defaultdict[Cell, dict[int, Result]] = defaultdict(dict)
     for result in results:
         by_cell[result.cell._replace(seed=0)][result.cell.seed] = result
     rows = []
     for cell, found in by_cell.items():
-        for trial in (False, True) if cell.is_longer else (False,):
-            shown = {seed: result for seed, result in found.items() if (seed in TRIAL_SEEDS) == trial}
-            if shown:
-                rows.append(_row(cell, shown, by_cell.get(baseline_of(cell), {}), trial))
+        parts: defaultdict[Part, dict[int, Result]] = defaultdict(dict)
+        for seed, result in found.items():
+            if cell.is_longer or seed not in TRIAL_SEEDS:
+                parts[_part_of(cell, seed)][seed] = result
+        base = by_cell.get(baseline_of(cell), {})
+        rows += [_row(cell, shown, base, part) for part, shown in parts.items()]
     return rows
+
+
+def _part_of(cell: Cell, seed: int) -> Part:
+    if not cell.is_longer:
+        return "all"
+    if seed in TRIAL_SEEDS:
+        return "trial"
+    return "fresh" if seed in FRESH_SEEDS else "chosen by"
 
 
 def baseline_of(cell: Cell) -> Cell:
@@ -81,14 +102,14 @@ def baseline_of(cell: Cell) -> Cell:
     return base._replace(rate=1.0, scale="full") if cell.is_longer else base
 
 
-def _row(cell: Cell, found: Mapping[int, Result], base: Mapping[int, Result], trial: bool) -> Row:
+def _row(cell: Cell, found: Mapping[int, Result], base: Mapping[int, Result], part: Part) -> Row:
     rewards = {seed: result.reward for seed, result in found.items()}
     baseline = {seed: result.reward for seed, result in base.items()}
     names = next(iter(found.values())).means
     means = {name: _mean([result.means[name] for result in found.values()]) for name in names}
     ends = {seed: result.ends_s[-1] for seed, result in found.items() if result.ends_s}
     paired = [seed for seed in ends if seed in base and base[seed].ends_s]
-    speedup = _mean([base[seed].ends_s[-1] / ends[seed] for seed in paired]) if paired else None
+    speedup = mean_of([base[seed].ends_s[-1] / ends[seed] for seed in paired]) if paired else None
     return Row(
         cell=cell,
         reward=mean_of(list(rewards.values())),
@@ -100,7 +121,7 @@ def _row(cell: Cell, found: Mapping[int, Result], base: Mapping[int, Result], tr
         discarded=_discarded(found.values()),
         unscored=_share(found.values(), "unscored", "episodes"),
         masked=_share(found.values(), "masked", "masked", "tokens"),
-        trial=trial,
+        part=part,
     )
 
 
@@ -131,13 +152,14 @@ def as_json(rows: Sequence[Row], missing: int) -> dict[str, Any]:
             {
                 **row.cell._replace(seed=0)._asdict(),
                 "seeds": row.reward.count,
-                "trial": row.trial,
+                "part": row.part,
                 "reward": round(row.reward.mean, 4),
                 "difference": _finite(row.difference.mean),
                 "difference_low": _finite(row.difference.low),
                 "verdict": row.difference.verdict,
                 "clock_s": row.clock_s,
-                "speedup": row.speedup,
+                "speedup": None if row.speedup is None else row.speedup.mean,
+                "speedup_low": None if row.speedup is None else _finite(row.speedup.low),
                 "discarded": round(row.discarded, 4),
                 "unscored": round(row.unscored, 4),
                 "masked": round(row.masked, 4),
@@ -189,8 +211,13 @@ def _clocked(row: Row) -> list[str]:
         f"{100 * row.discarded:.1f} %",
         f"{100 * row.unscored:.1f} %",
         "" if row.clock_s is None else f"{row.clock_s:.0f}",
-        "" if row.speedup is None else f"{row.speedup:.1f} ×",
+        "" if row.speedup is None else _speed(row.speedup),
     ]
+
+
+def _speed(speedup: Mean) -> str:
+    half = speedup.high - speedup.mean
+    return f"{speedup.mean:.2f} ± {half:.2f} ×" if 0.0 < half < float("inf") else f"{speedup.mean:.1f} ×"
 
 
 def charts(results: Sequence[Result], rows: Sequence[Row], problem: str) -> dict[str, Chart]:
@@ -271,13 +298,11 @@ def write_pages(results: Sequence[Result], page: Path, assets: Path, problems: S
             file.write_text(draw(chart))
             parts.append(f"![{chart.title}](../assets/{file.name})")
         usual = [row for row in rows if not row.cell.is_longer]
-        judged = [row for row in rows if row.cell.is_longer and not row.trial]
         parts += [table(usual, problem, ("controlled", "spread")), table(usual, problem, ON_THE_CLOCK)]
-        parts += [
-            table(judged, problem, ("controlled",), _LONGER),
-            table(judged, problem, ON_THE_CLOCK, _LONGER_TIMED),
-            table([row for row in rows if row.trial], problem, ("controlled",), _TRIALS),
-        ]
+        for part, title in _LONGER.items():
+            longer = [row for row in rows if row.part == part]
+            parts.append(table(longer, problem, ("controlled",), title))
+            parts.append(table(longer, problem, ON_THE_CLOCK, f"On the clock: {title[0].lower()}{title[1:]}"))
     before, after = (re.escape(mark) for mark in _MARKS)
     body = "\n\n".join([_MARKS[0], *filter(None, parts), _MARKS[1]])
     text = re.sub(f"{before}.*{after}", lambda _: body, page.read_text(), flags=re.DOTALL)

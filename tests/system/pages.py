@@ -60,7 +60,7 @@ def short_examples(workplace: Path) -> None:
     for example in (ROOT / "examples").iterdir():
         if example.suffix == ".toml":
             short = f'extends = "{example.resolve()}"\n{_SHORT}'
-            short += _QUICK_TOOLS if "[environment.calculator]" in example.read_text() else ""
+            short += _LITTLE_WORK if "[environment.calculator]" in example.read_text() else ""
             (examples / example.name).write_text(short)
         elif example.is_file():
             (examples / example.name).write_bytes(example.read_bytes())
@@ -76,10 +76,19 @@ eval_every = 0
 num_demonstrations = 64
 epochs = 1
 """
-_QUICK_TOOLS = """
+# A quarter of the episodes, with quick tools, and few shapes to compile.
+_LITTLE_WORK = """
 [environment.calculator.latency]
 mean_s = 0.05
 straggler_probability = 0.0
+
+[batching]
+groups = 8
+max_programs = 2
+
+[generator]
+prefill_chunks = [160]
+kv_windows = [256]
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -66,7 +67,7 @@ class Board(Protocol):
     """Where the processes of a run see one another's newest note."""
 
     def post(self, note: Note) -> None:
-        """Put this process's note in the place of its last one."""
+        """Put this process's note in the place of its last one; without effect once it has left."""
         ...
 
     def read(self) -> dict[str, Posted]:
@@ -74,7 +75,7 @@ class Board(Protocol):
         ...
 
     def leave(self) -> None:
-        """Take this process's note away."""
+        """Take this process's note away for good: one that is being posted by another thread as well."""
         ...
 
 
@@ -92,18 +93,23 @@ class MemoryBoard:
     ) -> None:
         self._name, self._now_s = name, now_s
         self._notes = notes if notes is not None else {}
+        self._has_left, self._posting = False, threading.Lock()
 
     def post(self, note: Note) -> None:
-        """Replace this process's note."""
-        self._notes[self._name] = self._now_s(), note
+        """Replace this process's note, unless it has left."""
+        with self._posting:
+            if not self._has_left:
+                self._notes[self._name] = self._now_s(), note
 
     def read(self) -> dict[str, Posted]:
         """Return every process's note."""
         return {name: Posted(self._now_s() - at_s, note) for name, (at_s, note) in self._notes.items()}
 
     def leave(self) -> None:
-        """Take the note away."""
-        self._notes.pop(self._name, None)
+        """Take the note away, for good."""
+        with self._posting:
+            self._has_left = True
+            self._notes.pop(self._name, None)
 
 
 class DirectoryBoard:
@@ -121,20 +127,24 @@ class DirectoryBoard:
         self._path, self._name = path, name
         self._mine = path / (quote(name, safe="") + _SUFFIX)
         self._written_s = 0.0
+        self._has_left, self._posting = False, threading.Lock()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Note)
 
     def post(self, note: Note) -> None:
-        """Write the note beside the old one, and rename it.
+        """Write the note beside the old one, and rename it, unless this process has left.
 
         Raises:
             OSError: The file system refuses.
         """
-        self._path.mkdir(parents=True, exist_ok=True)
-        partial = self._mine.with_suffix(".partial")
-        partial.write_bytes(self._encoder.encode(note))
-        partial.replace(self._mine)
-        self._written_s = self._mine.stat().st_mtime
+        with self._posting:
+            if self._has_left:
+                return
+            self._path.mkdir(parents=True, exist_ok=True)
+            partial = self._mine.with_suffix(".partial")
+            partial.write_bytes(self._encoder.encode(note))
+            partial.replace(self._mine)
+            self._written_s = self._mine.stat().st_mtime
 
     def read(self) -> dict[str, Posted]:
         """Return what can be read; a note that another version of the program wrote is passed over.
@@ -158,12 +168,14 @@ class DirectoryBoard:
         return found
 
     def leave(self) -> None:
-        """Remove the file.
+        """Remove the file, for good.
 
         Raises:
             OSError: The file system refuses.
         """
-        self._mine.unlink(missing_ok=True)
+        with self._posting:
+            self._has_left = True
+            self._mine.unlink(missing_ok=True)
 
 
 def shifted(posted: Posted, sight: Sight, now_s: float) -> Mapping[str, tuple[Turn, ...]]:

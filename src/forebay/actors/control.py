@@ -191,28 +191,47 @@ class Control:
             _log.info("%s how many episodes the %d processes run", decides, self._crew.num_processes)
         if not self._crew.decides:
             return
-        demand = demand_of(await self._store.stats(), self._batches)
+        demand = demand_of(await self._ask_store(), self._batches)
         now_s = self._now_s()
         for environment, decision in self._crew.decide(now_s, demand):
             self._tell(environment, decision, now_s)
         if self._crew.num_processes > 1:
             await self._exchange(self._crew.note(now_s))
 
-    async def _exchange(self, note: Note) -> dict[str, Posted] | None:
-        """Tell the others, and return what they tell; None if the board cannot be used now."""
-
-        def exchange() -> dict[str, Posted]:
-            self._board.post(note)
-            return self._board.read()
-
+    async def _ask_store(self) -> StoreStats:
+        """Return a snapshot; a store that does not answer does not make this process look gone."""
+        asked = asyncio.ensure_future(self._store.stats())
         try:
-            posted = await asyncio.to_thread(exchange)
-        except OSError as error:
-            if not self._board_fails:
-                _log.warning("the notes of the actor processes cannot be exchanged: %s", error)
-            self._board_fails = True
-            return None
-        self._board_fails = False
+            while not (await asyncio.wait({asked}, timeout=self._period_s))[0]:
+                if self._crew.num_processes > 1:
+                    await self._exchange(self._crew.note(self._now_s()))
+            return asked.result()
+        finally:
+            asked.cancel()
+
+    async def _exchange(self, note: Note) -> dict[str, Posted] | None:
+        """Tell the others, and return what they tell, which can be read where they cannot be told.
+
+        Returns:
+            The notes; None if they cannot be read.
+        """
+        failures: list[OSError] = []
+
+        def exchange() -> dict[str, Posted] | None:
+            try:
+                self._board.post(note)
+            except OSError as error:
+                failures.append(error)
+            try:
+                return self._board.read()
+            except OSError as error:
+                failures.append(error)
+                return None
+
+        posted = await asyncio.to_thread(exchange)
+        if failures and not self._board_fails:
+            _log.warning("the notes of the actor processes cannot be exchanged: %s", failures[0])
+        self._board_fails = bool(failures)
         return posted
 
     def counters(self) -> dict[str, int]:

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from forebay.cli.runs import builtin_or_path, resolve_model
 from forebay.clock import SystemClock
@@ -21,6 +22,7 @@ from forebay.launch.probes.interpreter import look_at_copies
 from forebay.launch.probes.network import look_at_port
 from forebay.learner.checkpoint_places import check_place
 from forebay.learner.run_directory import RunLayout
+from forebay.learner.settings import is_bucket
 from forebay.models.config import ModelConfig
 from forebay.models.lora_layout import check_targets, num_adapter_parameters
 from forebay.models.mesh_axes import check_divisible, check_num_devices
@@ -243,7 +245,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_disk(config: RunConfig, path: Path, model: ModelConfig) -> None:
-    """Check that checkpoints and published weights fit the disk.
+    """Check that checkpoints and published weights fit their disks; a bucket is not asked for room.
 
     Raises:
         ConfigError: They do not; the message holds the arithmetic.
@@ -251,8 +253,6 @@ def check_disk(config: RunConfig, path: Path, model: ModelConfig) -> None:
     resumed = RunLayout(path).manifest.exists()
     # A run that goes on has its files already; it needs room for the newest before the oldest goes.
     checkpoints = 1 if resumed else config.learner.keep_checkpoints + 2
-    if config.learner.checkpoint_path is not None:
-        checkpoints = 0  # they go elsewhere
     versions = 1 if resumed else config.weights.keep_versions + 1
     moves = config.objective.kl_coef > 0 and config.reference.update_every > 0
     trained = published = model.num_parameters
@@ -264,13 +264,35 @@ def check_disk(config: RunConfig, path: Path, model: ModelConfig) -> None:
     state_bytes = (_STATE_BYTES_PER_PARAMETER + 4 * moves) * trained
     weight_bytes = _WEIGHT_BYTES_PER_PARAMETER * published
     other_bytes = _OTHER_BYTES + base_bytes
-    needed_bytes = checkpoints * state_bytes + versions * weight_bytes + other_bytes
+    of_checkpoints = _Room(checkpoints * state_bytes, f"{checkpoints} checkpoints x {state_bytes}")
+    of_others = _Room(
+        versions * weight_bytes + other_bytes, f"{versions} versions x {weight_bytes} + {other_bytes}"
+    )
+    together = _Room(
+        of_checkpoints.num_bytes + of_others.num_bytes, f"{of_checkpoints.sum} + {of_others.sum}"
+    )
+    elsewhere = config.learner.checkpoint_path
+    if elsewhere is None:
+        _require_room(path, together, "run.directory")
+        return
+    if not is_bucket(elsewhere):
+        place = Path(elsewhere)
+        shared = existing(place).stat().st_dev == existing(path).stat().st_dev
+        _require_room(place, together if shared else of_checkpoints, "learner.checkpoint_path")
+    _require_room(path, of_others, "run.directory")
+
+
+class _Room(NamedTuple):
+    num_bytes: int
+    sum: str
+
+
+def _require_room(path: Path, room: _Room, setting: str) -> None:
     free_bytes = shutil.disk_usage(existing(path)).free
-    if free_bytes < needed_bytes:
+    if free_bytes < room.num_bytes:
         raise ConfigError(
             f"too little space on the disk of {path}",
             got=f"{free_bytes} bytes free",
-            limit=f">= {checkpoints} checkpoints x {state_bytes} + {versions} versions x {weight_bytes} + "
-            f"{other_bytes} = {needed_bytes} bytes",
-            remedy="Free space, set run.directory to another disk, or lower learner.keep_checkpoints.",
+            limit=f">= {room.sum} = {room.num_bytes} bytes",
+            remedy=f"Free space, set {setting} to another disk, or lower learner.keep_checkpoints.",
         )

@@ -65,3 +65,13 @@ def test_a_note_that_cannot_be_understood_is_passed_over(tmp_path: Path) -> None
 def test_times_of_another_clock_become_the_reader_s() -> None:
     turns = shifted(Posted(0.5, NOTE), NOTE.sights[0], now_s=1000.0)
     assert turns == {"tool": (Turn(1, 999.0, 0.25, 0.5),)}
+
+
+@pytest.mark.parametrize("kind", ["directory", "memory"])
+def test_nothing_is_posted_any_more_by_one_that_has_left(kind: str, tmp_path: Path) -> None:
+    first, second = boards(kind, tmp_path)
+    first.post(NOTE)
+    second.post(NOTE)
+    first.leave()
+    first.post(NOTE)
+    assert list(second.read()) == ["b"]

@@ -194,18 +194,53 @@ def test_a_longer_run_is_compared_with_a_synchronous_one_of_the_usual_length_and
     assert report.baseline_of(longer._replace(scale="full")).rate == 0.5
 
 
-def test_trials_judge_nothing_but_are_compared() -> None:
-    first, *_ = cells.TRIAL_SEEDS
-    one = _result("controlled", 0, first, 0.7)
-    base = msgspec.structs.replace(one, cell=one.cell._replace(scale="full"))
-    tried = msgspec.structs.replace(one, reward=0.6, cell=one.cell._replace(scale="long", lag=8))
-    judged = msgspec.structs.replace(tried, reward=0.9, cell=tried.cell._replace(seed=0))
-    own, row = report.rows_of([base, judged, tried])
-    assert (row.trial, row.cell.scale, row.difference.mean) == (True, "long", pytest.approx(-0.1))
-    assert (own.trial, own.reward.count, own.difference.count) == (False, 1, 0)
-    assert "default, 250 steps | controlled | 8 | 1 | 0.600 |" in report.table(
-        [row], "calculator", ("controlled",)
-    )
+def _longer(seed: int, reward: float) -> results.Result:
+    one = _result("controlled", 8, seed, reward)
+    return msgspec.structs.replace(one, cell=one.cell._replace(scale="long"))
+
+
+def _usual(seed: int, reward: float) -> results.Result:
+    one = _result("controlled", 0, seed, reward)
+    return msgspec.structs.replace(one, cell=one.cell._replace(scale="full"))
+
+
+def test_trials_and_seeds_that_chose_something_are_compared_but_do_not_judge_with_fresh_ones(
+    tmp_path,
+) -> None:
+    chose, fresh, trial = 0, cells.FRESH_SEEDS[0], cells.TRIAL_SEEDS[0]
+    found = [_usual(seed, 0.7) for seed in (chose, fresh, trial)]
+    found += [_longer(chose, 0.9), _longer(fresh, 0.8), _longer(trial, 0.6)]
+    rows = {row.part: row for row in report.rows_of(found)}
+    assert {part: (row.reward.count, round(row.difference.mean, 6)) for part, row in rows.items()} == {
+        "all": (2, 0.0),
+        "chosen by": (1, 0.2),
+        "fresh": (1, 0.1),
+        "trial": (1, -0.1),
+    }
+    page = tmp_path / "page.md"
+    page.write_text("<!-- results: begin --><!-- results: end -->")
+    report.write_pages(found, page, tmp_path, ["calculator"])
+    places = [page.read_text().index(f"| 8 | 1 | {reward} |") for reward in ("0.800", "0.900", "0.600")]
+    assert places == sorted(places)
+
+
+def test_no_fresh_seed_chose_anything() -> None:
+    assert not set(cells.FRESH_SEEDS) & {*cells.SEEDS, *cells.TRIAL_SEEDS}
+    assert set(cells.TIMED_SEEDS) <= set(cells.FRESH_SEEDS)
+
+
+def test_a_speed_has_an_interval_over_paired_seeds() -> None:
+    found = [_timed(0, seed, ends) for seed, ends in enumerate((30.0, 32.0))]
+    found += [_timed(8, seed, 10.0) for seed in range(2)]
+    row = next(row for row in report.rows_of(found) if row.cell.lag == 8)
+    # Student's 97.5 % quantile of one degree of freedom is 12.7062; the ratios are 3.0 and 3.2.
+    assert row.speedup is not None
+    assert (row.speedup.mean, row.speedup.low) == (pytest.approx(3.1), pytest.approx(3.1 - 1.27062, abs=1e-5))
+    assert "| 3.10 ± 1.27 × |" in report.table([row], "calculator", report.ON_THE_CLOCK)
+
+
+def _timed(lag: int, seed: int, ends_s: float) -> results.Result:
+    return msgspec.structs.replace(_result("wait", lag, seed, 0.7), ends_s=[ends_s])
 
 
 def test_a_page_shows_what_there_is(tmp_path) -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import functools
 import re
+import shutil
 import socket
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +23,13 @@ from forebay.cli.preflight import (
 from forebay.cli.runs import resolve_model
 from forebay.config import load_config
 from forebay.errors import ConfigError
+from forebay.launch.probes.devices import ask_devices
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may be too busy for JAX to come up in the time that a user would wait for an answer."""
+    monkeypatch.setattr(preflight, "ask_devices", functools.partial(ask_devices, 300.0))
 
 
 def test_missing_packages_are_one_line_with_the_extra() -> None:
@@ -45,6 +55,41 @@ def test_a_disk_that_is_too_small_is_refused_with_the_arithmetic(tmp_path: Path)
     assert f"4 checkpoints x {state} + 4 versions x {weights} + 67108864" in str(caught.value)
     assert f"= {4 * state + 4 * weights + 67108864} bytes" in str(caught.value)
     assert "learner.keep_checkpoints" in str(caught.value)
+
+
+@pytest.mark.parametrize("same_disk", [True, False])
+def test_checkpoints_elsewhere_need_room_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_disk: bool
+) -> None:
+    path, elsewhere = tmp_path / "x", tmp_path / "elsewhere"
+    config = load_config(None, [f"learner.checkpoint_path={elsewhere}"])
+    model = resolve_model(config)[0]
+    state, rest = 4 * 12 * model.num_parameters, 4 * 4 * model.num_parameters + 67108864
+
+    def exists(path: Path) -> Path:
+        return Path("/proc") if path == elsewhere and not same_disk else tmp_path
+
+    def free(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=room if path == exists(elsewhere) else rest)
+
+    monkeypatch.setattr(preflight, "existing", exists)
+    monkeypatch.setattr(shutil, "disk_usage", free)
+    room = state + (rest if same_disk else 0)
+    check_disk(config, path, model)
+    room -= 1
+    with pytest.raises(ConfigError) as caught:
+        check_disk(config, path, model)
+    assert f"the disk of {elsewhere}" in str(caught.value)
+    assert f"= {room + 1} bytes" in str(caught.value)
+    assert "learner.checkpoint_path" in str(caught.value)
+
+
+def test_a_bucket_is_not_asked_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(None, ["learner.checkpoint_path=s3://bucket/runs"])
+    model = resolve_model(config)[0]
+    rest = 4 * 4 * model.num_parameters + 67108864
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=rest))
+    check_disk(config, tmp_path / "x", model)
 
 
 def test_a_token_and_a_free_port_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +128,7 @@ def test_a_mesh_that_cannot_split_the_model_is_refused_before_anything_starts(tm
         preflight.preflight(config, tmp_path / "run")
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", ["splash", "fused"])
 def test_attention_that_this_machine_cannot_run_is_refused_before_anything_starts(
     kind: str, tmp_path: Path
@@ -94,6 +140,7 @@ def test_attention_that_this_machine_cannot_run_is_refused_before_anything_start
     preflight.preflight(config, tmp_path / "run", starts_here=False)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_mesh_of_more_devices_than_there_are_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
