@@ -17,7 +17,7 @@ demo: setup  ## train an agent synchronously, then decoupled, and compare the tw
 	.venv/bin/forebay demo
 
 test: setup  ## run every test but the soak
-	$(RUN) -m pytest -n 2
+	$(RUN) -m pytest -n 3
 
 check: setup  ## format, lint, types, layers
 	$(RUN) -m ruff format --check .

@@ -85,9 +85,17 @@ def _check_shapes() -> None:
     jaxtyping.install_import_hook(names, "beartype.beartype")
 
 
+def _leave_the_allocator_alone() -> None:
+    """Let a worker give back what it frees: commands that keep it are called here by the dozen."""
+    from forebay.launch import placement
+
+    placement._allocate = lambda tunables, options: None
+
+
 _keep_bytecode()
 _configure_jax()
 _check_shapes()
+_leave_the_allocator_alone()
 
 settings.register_profile(
     "ci",
