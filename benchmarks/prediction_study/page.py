@@ -37,8 +37,8 @@ the table above is of a profile measured anew, and of runs that began after thei
 After these were mended 11 held. What missed then was the time of a step after a rest, in runs that often
 wait; the simulator was right once it was told that time. The learner was mended, not the simulator: it keeps
 the memory of its temporary values, and a rest costs nothing any more (decision 0064). In the runs of
-2026-11-30 10 held: busy missed twice and goodput six times, as each run timed its bare step in one moment of a
-shared machine, slow or not. Later runs keep the best of two, at their beginning and at their end."""
+2026-11-30 10 held: busy missed twice and goodput six times, as each run timed its bare step in one moment of
+a shared machine, slow or not. Later runs keep the best of two, at their beginning and at their end."""
 
 
 def write_page(
