@@ -192,7 +192,10 @@ def _options() -> argparse.Namespace:
         help="blocks of the model: choose so that a step takes about half a second",
     )
     parser.add_argument("--again", action="store_true", help="forget what was measured before")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.layers < 1:
+        parser.error(f"--layers: a model has at least one block (got {options.layers})")
+    return options
 
 
 if __name__ == "__main__":
