@@ -35,7 +35,7 @@ soak: setup  ## kill processes of a store and of a run at random moments, cut it
 	$(RUN) tests/system/soak.py --kills 20 --redis
 	$(RUN) -m pytest -m soak tests/numerics/test_gang_training.py tests/system/test_gang_kills.py \
 		tests/golden/test_lora.py tests/numerics/test_lora.py tests/system/test_lora_run.py \
-		tests/system/test_bucket_run.py tests/system/test_moe_run.py
+		tests/system/test_bucket_run.py tests/system/test_moe_run.py tests/system/test_critic_run.py
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 $(RUN) -m tests.numerics.meshes
 
 docs: setup  ## build the documentation into site/

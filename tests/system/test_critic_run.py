@@ -24,6 +24,7 @@ def trained(harness: Harness, steps: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.soak
 def test_a_run_with_a_critic_trains_resumes_and_publishes_the_model_alone(tmp_path: Path) -> None:
     with Harness(tmp_path, SETTINGS) as harness:
         (first,) = trained(harness, 1)
