@@ -184,6 +184,8 @@ def _options() -> argparse.Namespace:
         options.blocks = [[0]] if options.quick else seeds_of(options.seeds)
     except ValueError as error:
         parser.error(str(error))
+    if options.write is not None and not (options.write.is_file() and BEGIN in options.write.read_text()):
+        parser.error(f"--write needs a page with the marks of the tables, and {options.write} is none")
     if options.jobs < 1:
         parser.error(f"--jobs must be 1 or more (got {options.jobs})")
     words = options.case.split(",") if options.case is not None else [""]

@@ -102,9 +102,9 @@ def keep_freed_memory() -> None:
 
     On a CPU, XLA allocates the temporary memory of a program at every call and frees it afterwards. Given
     back, it must be handed out and cleared anew, and on a virtual machine that reports free pages to its host
-    be fetched from there after two seconds of rest: a step of 1.15 s then took up to 1.55 s (decision 0064).
-    Kept, it costs at most what the largest call needed. What `GLIBC_TUNABLES` says of it stays; another C
-    library than glibc does as it does.
+    be fetched from there after two seconds of rest (decision 0064). Kept, it costs what the largest call
+    needed, and what no later block fits into. What `GLIBC_TUNABLES` says of it stays; another C library than
+    glibc does as it does.
 
     References:
         mallopt(3); Linux, Documentation/mm/free_page_reporting.rst.

@@ -17,8 +17,8 @@ from forebay.planner.profile import LearnerProfile
 from forebay.planner.scenario import Scenario
 from forebay.planner.training import StepTimes, Trained, Update
 
-# As the learner times the bare step: the best of so many calls.
-_BARE_CALLS: Final = 3
+# As the learner times the bare step: the best of so many calls, half before the run and half after it.
+_BARE_CALLS: Final = 10
 # Plans of this many batches are kept: one is asked for its time, and then for its useful part.
 _KEPT_PLANS: Final = 8
 # Batches over which a mean step is taken.

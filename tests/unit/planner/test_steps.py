@@ -61,8 +61,8 @@ def test_padding_is_not_useful_and_neither_is_what_is_not_trained() -> None:
     assert found.useful_s(trained((48,) * 4)) == pytest.approx(2.0 + 0.5)
     assert found.useful_s(trained((24,))) == pytest.approx(0.75 / 2 + 0.5)
     assert found.useful_s(trained((48,) * 4, share=0.6)) == pytest.approx(0.6 * 2.5)
-    # The best of three calls, each of two times as likely.
-    uneven = msgspec.structs.replace(learner({Bucket(1, 48): 1.0}), apply_s=sampled([0.0, 8.0]))
+    # The best of ten calls, each of two times as likely.
+    uneven = msgspec.structs.replace(learner({Bucket(1, 48): 1.0}), apply_s=sampled([0.0, 1024.0]))
     assert steps(uneven).useful_s(trained((48,))) == pytest.approx(1.0 + 1.0)
 
 
